@@ -1,0 +1,200 @@
+"""Rendering: messages to token deltas and sampled tokens back to messages. Contract: a delta is rendered once.
+
+What was sampled is never re-tokenised: a renderer only ever renders *new* messages, given how the turn before ended.
+`ChatML` renders the Hermes tool-calling format for every tokenizer with `<|im_start|>` and `<|im_end|>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from inspan.errors import ModelError
+from inspan.trace.records import Message, Tokens
+
+Tail = Literal["context", "stopped", "cut"]
+"""How the path so far ends: with a context message, a sampled turn that the model ended, or one that was cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A tool call as the model wrote it; `error` says why it cannot be executed (bad JSON, no name)."""
+
+    name: str
+    arguments: str  # JSON text as written, or the raw text when it does not parse
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A sampled assistant message, read back."""
+
+    content: str
+    calls: tuple[ParsedCall, ...] = ()
+
+
+class Renderer(Protocol):
+    """Turns messages into token deltas. `after` says how the path so far ends: a cut-off turn is closed first."""
+
+    name: str
+    stop_ids: tuple[int, ...]
+
+    def context(self, message: Message, *, after: Tail = "context") -> Tokens:
+        """The delta of a message that nobody samples (also assistant messages that a harness made up)."""
+        ...
+
+    def opening(self, *, after: Tail = "context") -> Tokens:
+        """The generation prompt."""
+        ...
+
+    def parse(self, tokens: Sequence[int]) -> Parsed:
+        """Read a sampled message back; never raises on what a model may write."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of sampled tokens without the end-of-turn token (for streaming and stop strings)."""
+        ...
+
+
+class ChatML:
+    """ChatML with Hermes tool calls: `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`.
+
+    `compact` renders tool schemas as signatures (`search(query)`), for tiny models whose context is precious.
+    Text that looks like a control token inside content is encoded as plain text, never as the control token.
+    """
+
+    def __init__(self, tokenizer: Any, *, compact: bool = False) -> None:
+        self.name = "chatml-compact" if compact else "chatml"
+        self._tok = tokenizer
+        self._compact = compact
+        self._start = self._control("<|im_start|>")
+        self._end = self._control("<|im_end|>")
+        self.stop_ids = (self._end,)
+        self._newline = self._encode("\n")
+        self._roles: dict[str, Tokens] = {}
+        self._decode_cache: dict[int, str] = {}
+
+    def _control(self, text: str) -> int:
+        token = self._tok.token_to_id(text)
+        if token is None:
+            raise ModelError(f"the tokenizer has no {text} token", hint="use a model with a ChatML chat template")
+        return token
+
+    def _encode(self, text: str) -> Tokens:
+        return tuple(self._tok.encode(text, add_special_tokens=False).ids)
+
+    def _plain(self, text: str) -> Tokens:
+        """Encode text in which control tokens must not appear: they are split so that they stay text."""
+        ids: list[int] = []
+        rest = text
+        while True:
+            at = min((i for i in (rest.find("<|im_start|>"), rest.find("<|im_end|>")) if i >= 0), default=-1)
+            if at < 0:
+                ids += self._encode(rest)
+                return tuple(ids)
+            ids += self._encode(rest[: at + 2])
+            rest = rest[at + 2 :]
+
+    def _role(self, role: str) -> Tokens:
+        if role not in self._roles:
+            self._roles[role] = (self._start, *self._encode(role), *self._newline)
+        return self._roles[role]
+
+    def _glue(self, after: Tail) -> Tokens:
+        if after == "context":
+            return ()
+        return self._newline if after == "stopped" else (self._end, *self._newline)
+
+    def context(self, message: Message, *, after: Tail = "context") -> Tokens:
+        """The delta of one message that nobody sampled."""
+        body = self._plain(self.text(message))
+        return (*self._glue(after), *self._role(message["role"]), *body, self._end, *self._newline)
+
+    def opening(self, *, after: Tail = "context") -> Tokens:
+        """The generation prompt."""
+        return (*self._glue(after), *self._role("assistant"))
+
+    def text(self, message: Message) -> str:
+        """The text between the role line and the end of turn."""
+        content = message.get("content") or ""
+        parts = [content] if content else []
+        if message.get("tools"):
+            parts.append(self._tools(message["tools"]))
+        parts += [format_call(call["name"], call["arguments"]) for call in message.get("tool_calls") or ()]
+        return "\n".join(parts)
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        functions = [tool.get("function", tool) for tool in tools]
+        if self._compact:
+            names = [f"{f['name']}({', '.join(f.get('parameters', {}).get('properties', {}))})" for f in functions]
+            return "tools: " + " ".join(names)
+        lines = "\n".join(json.dumps({"type": "function", "function": f}, ensure_ascii=False) for f in functions)
+        return (
+            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+            "You are provided with function signatures within <tools></tools> XML tags:\n"
+            f"<tools>\n{lines}\n</tools>\n\n"
+            "For each function call, return a json object with function name and arguments within "
+            '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}'
+            "\n</tool_call>"
+        )
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of sampled tokens, without the end of turn."""
+        return self._tok.decode([t for t in tokens if t != self._end], skip_special_tokens=False)
+
+    def parse(self, tokens: Sequence[int]) -> Parsed:
+        """Read a sampled message back: text before and between calls is content; each call is checked on its own."""
+        return parse_hermes(self.decode(tokens))
+
+
+def format_call(name: str, arguments: str) -> str:
+    """One Hermes tool call around the arguments' JSON text, kept as it was written."""
+    return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def parse_hermes(text: str) -> Parsed:
+    """Split text into content and tool calls. An unclosed or unparseable call keeps its text, with an error."""
+    content: list[str] = []
+    calls: list[ParsedCall] = []
+    rest = text
+    while True:
+        before, opened, after = rest.partition("<tool_call>")
+        content.append(before.strip("\n"))
+        if not opened:
+            return Parsed("\n".join(c for c in content if c), tuple(calls))
+        body, closed, rest = after.partition("</tool_call>")
+        calls.append(_parse_call(body.strip(), closed=bool(closed)))
+
+
+def _parse_call(body: str, *, closed: bool) -> ParsedCall:
+    if not closed:
+        return ParsedCall("", body, "the tool call is not closed")
+    try:
+        data = json.loads(body)
+    except ValueError as error:
+        return ParsedCall("", body, f"the tool call is not JSON: {error}")
+    except RecursionError:
+        return ParsedCall("", body, "the tool call is nested too deeply")
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return ParsedCall("", body, "the tool call has no name")
+    arguments = data.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return ParsedCall(data["name"], json.dumps(arguments, ensure_ascii=False), "arguments are not an object")
+    return ParsedCall(data["name"], _raw_arguments(body, arguments))
+
+
+def _raw_arguments(body: str, arguments: Mapping[str, Any]) -> str:
+    """The arguments' text exactly as written when it can be cut out, else re-serialised."""
+    at = body.find('"arguments":')
+    if at >= 0:
+        raw = body[at + len('"arguments":') :].strip()
+        if raw.endswith("}"):
+            raw = raw[:-1].strip()
+            try:
+                if json.loads(raw) == arguments:
+                    return raw
+            except ValueError:
+                return json.dumps(arguments, ensure_ascii=False)
+    return json.dumps(arguments, ensure_ascii=False)
