@@ -1,0 +1,1 @@
+"""Finding documents: corpora from disk, BM25 search."""

@@ -1,0 +1,111 @@
+"""The tool loop that every built-in agent runs. Contract: it keeps to its budget; the last turn it asks to answer now.
+
+A turn costs `max(1, direct tool calls)` critical steps, plus what the slowest sub-agent of the turn took (recipes'
+critical steps). The gateway counts the same from the outside and is the hard stop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from inspan.errors import LimitExceeded
+from inspan.harness.base import PARENT_CALL_HEADER, Endpoint
+
+ANSWER_NOW = "Answer now."
+HARD_STOPS = ("budget_exhausted", "context_length_exceeded")
+
+
+@dataclass(slots=True)
+class ToolRequest:
+    """A tool call as it came back from the model; `arguments` is None when they were not a JSON object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class TurnResult:
+    """Tool results by call id, and the critical steps that sub-agents took beyond the turn's own."""
+
+    texts: dict[str, str]
+    direct: int
+    delegated_steps: int = 0
+
+
+Execute = Callable[[Sequence[ToolRequest], int | None], Awaitable[TurnResult]]
+"""Runs the tool calls of one turn, given the critical steps left after the turn's own cost."""
+
+
+def connect(endpoint: Endpoint) -> openai.AsyncOpenAI:
+    """The ordinary client for an endpoint."""
+    return openai.AsyncOpenAI(
+        base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=endpoint.http_client, max_retries=2
+    )
+
+
+@dataclass(slots=True)
+class Agent:
+    """One agent's conversation with its model."""
+
+    client: openai.AsyncOpenAI
+    model: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    max_tokens: int
+    parent_call: str | None = None
+
+    async def turn(self) -> Mapping[str, Any]:
+        """One model call; the reply is appended to the conversation and returned. Raises `LimitExceeded`."""
+        headers = {PARENT_CALL_HEADER: self.parent_call} if self.parent_call else None
+        try:
+            reply = await self.client.chat.completions.create(
+                model=self.model,
+                messages=self.messages,  # type: ignore[arg-type]
+                tools=self.tools,  # type: ignore[arg-type]
+                max_tokens=self.max_tokens,
+                extra_headers=headers,
+            )
+        except (openai.PermissionDeniedError, openai.BadRequestError) as error:
+            if error.code in HARD_STOPS:
+                raise LimitExceeded(f"the model server stopped the episode: {error.code}") from error
+            raise
+        message = reply.choices[0].message
+        kept: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
+        if message.tool_calls:
+            kept["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+        self.messages.append(kept)
+        return kept
+
+
+async def run_loop(agent: Agent, execute: Execute, *, budget: int | None) -> tuple[str, int]:
+    """Turn after turn until the model answers without a tool call; returns the answer and the critical steps spent.
+
+    With one step left the model is asked to answer now, and what it writes then is the answer, tool calls or not.
+    """
+    spent = 0
+    while True:
+        last = budget is not None and spent + 1 >= budget
+        if last and spent:
+            agent.messages.append({"role": "user", "content": ANSWER_NOW})
+        reply = await agent.turn()
+        requests = [_request(call) for call in reply.get("tool_calls", ())]
+        if not requests or last:
+            return reply["content"], spent + 1
+        result = await execute(requests, None if budget is None else budget - spent)
+        spent += max(1, result.direct) + result.delegated_steps
+        for request in requests:
+            agent.messages.append({"role": "tool", "tool_call_id": request.id, "content": result.texts[request.id]})
+
+
+def _request(call: Mapping[str, Any]) -> ToolRequest:
+    try:
+        arguments = json.loads(call["function"]["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    return ToolRequest(call["id"], call["function"]["name"], arguments if isinstance(arguments, dict) else None)

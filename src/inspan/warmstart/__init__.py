@@ -1,0 +1,1 @@
+"""The base model: a tokenizer, a copy phase, demonstrations, and the supervised training that makes it."""
