@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from inspan.errors import RecipeError
 
@@ -72,7 +72,8 @@ def parse(value: Any, *, where: str = "weight") -> Schedule:
         return value
     if hasattr(value, "from_"):
         value = {"from": value.from_, "to": value.to, "over": value.over}
-    given: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"from": value, "to": value, "over": 1.0}
+    number: dict[Any, Any] = {"from": value, "to": value, "over": 1.0}
+    given = cast("Mapping[Any, Any]", value) if isinstance(value, Mapping) else number
     known = ("from", "to", "over")
     for key in given:
         if key not in known:
