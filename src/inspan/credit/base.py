@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from inspan.trace.chains import trained_chains
-from inspan.trace.records import ChainCredit, Scored
+from inspan.trace.records import Chain, ChainCredit, Scored
 
 EQUAL = 1e-9
 """Rewards that differ by no more are equal."""
@@ -54,6 +54,11 @@ def turn_credit(scored: Sequence[Scored], advantages: Mapping[int, Callable[[int
             values = tuple(known[t] if on else 0.0 for t, on in zip(chain.turns, chain.trained, strict=True))
             credits.append(ChainCredit(chain, values, tuple(map(float, chain.trained)), rollout=index, group=0))
     return credits
+
+
+def trained_turns(chain: Chain) -> set[int]:
+    """The calls (by index in the rollout) whose tokens a chain trains."""
+    return {turn for turn, on in zip(chain.turns, chain.trained, strict=True) if on}
 
 
 def _always(value: float) -> Callable[[int], float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
-from inspan.credit.base import differ, rewards_of, turn_credit
+from inspan.credit.base import differ, rewards_of, trained_turns, turn_credit
 from inspan.trace.chains import trained_chains
 from inspan.trace.records import ChainCredit, Scored
 
@@ -22,12 +22,7 @@ def per_turn(scored: Sequence[Scored]) -> list[ChainCredit]:
     earned = [
         scored[i].turn_rewards.get(turn, 0.0)
         for i in rewards
-        for turn in {
-            t
-            for chain in trained_chains(scored[i].rollout)
-            for t, on in zip(chain.turns, chain.trained, strict=True)
-            if on
-        }
+        for turn in sorted({t for chain in trained_chains(scored[i].rollout) for t in trained_turns(chain)})
     ]
     if not differ(outcomes.values()) and not differ(earned):
         return []

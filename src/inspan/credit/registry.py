@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +41,8 @@ class Dropped(StrEnum):
 class BatchCredit:
     """The credits of a batch: rollouts numbered through the batch, groups by their place in it."""
 
-    credits: list[ChainCredit] = field(default_factory=list)
-    dropped: Counter[Dropped] = field(default_factory=Counter)
+    credits: list[ChainCredit] = field(default_factory=list[ChainCredit])
+    dropped: Counter[Dropped] = field(default_factory=Counter[Dropped])
 
 
 def resolve(name: str) -> Callable[..., list[ChainCredit]]:
@@ -68,12 +69,12 @@ def credit_group(
     from `first_rollout`. Raises RecipeError for parameters that the rule does not take.
     """
     function = resolve(rule)
-    try:
-        credits = function(scored, **(params or {}))
-    except TypeError as error:
-        if "argument" not in str(error):
-            raise
-        raise RecipeError(str(error), where=f"credit {rule}", hint="remove the parameter, or correct it") from error
+    known = list(inspect.signature(function).parameters)[1:]
+    for key in params or {}:
+        if key not in known:
+            hint = f"it takes {', '.join(known) or 'none'}"
+            raise RecipeError(f"unknown parameter {key!r}", where=f"credit {rule}", hint=hint)
+    credits = function(scored, **(params or {}))
     if not credits:
         return [], _reason(scored)
     if keep is not None:

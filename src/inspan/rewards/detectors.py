@@ -121,7 +121,7 @@ def spurious_parallelism(window: Sequence[Row]) -> Finding | None:
 
 
 def spawn_farming(window: Sequence[Row]) -> Finding | None:
-    """Ever more sub-tasks are assigned while the outcome does not gain, or one after the other, or in the same words."""
+    """More and more sub-tasks while the outcome does not gain, or one after the other, or in the same words."""
     early, late = _early(window, "spawned"), _late(window, "spawned")
     if early is None or late is None or late < 2:
         return None

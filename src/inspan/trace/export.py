@@ -1,0 +1,236 @@
+"""Traces and training data as JSONL or Parquet. Contract: rows are plain; a file appears complete or not at all.
+
+`trace_rows` gives one row a message: who said what, which tokens it added, what was sampled at which version.
+`training_rows` gives one row a chain: ids, mask, log-probs, versions and the rollout's reward, as a learner takes them.
+Sampled ids are exported as they were sampled; nothing is tokenised here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from inspan.errors import InputError, StoreError
+from inspan.trace.chains import chains
+from inspan.trace.records import Rollout, Scored
+from inspan.trace.store import TraceStore
+
+_BATCH = 256
+
+TRACE_TYPES: dict[str, str] = {
+    "rollout": "string",
+    "group": "string",
+    "member": "int64",
+    "task": "string",
+    "terminal": "string",
+    "session": "string",
+    "agent": "string",
+    "policy": "string",
+    "trainable": "bool",
+    "parent_session": "string",
+    "parent_call": "string",
+    "node": "int64",
+    "parent": "int64",
+    "role": "string",
+    "message": "string",
+    "tokens": "list<int64>",
+    "start": "int64",
+    "logprobs": "list<float64>",
+    "versions": "list<int64>",
+    "fork": "string",
+    "call": "string",
+    "turn": "int64",
+    "finish": "string",
+    "invalid": "int64",
+}
+"""Columns of `trace_rows`: `message` is JSON; `tokens[start:]` were sampled; `invalid` counts invalid tool calls."""
+
+TRAINING_TYPES: dict[str, str] = {
+    "rollout": "string",
+    "group": "string",
+    "member": "int64",
+    "task": "string",
+    "terminal": "string",
+    "reward": "float64",
+    "terms": "string",
+    "session": "string",
+    "agent": "string",
+    "policy": "string",
+    "tokens": "list<int64>",
+    "mask": "list<bool>",
+    "logprobs": "list<float64>",
+    "versions": "list<int64>",
+    "turns": "list<int64>",
+}
+"""Columns of `training_rows`: `mask` marks trained tokens; `terms` is JSON; `reward` is null when unscored."""
+
+
+def trace_rows(rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
+    """One row a message, in the order of the nodes."""
+    for rollout in rollouts:
+        sessions = {session.id: session for session in rollout.sessions}
+        calls = {call.node: call for call in rollout.calls if call.node is not None}
+        for node in rollout.nodes:
+            session, call = sessions[node.session], calls.get(node.id)
+            yield _head(rollout) | {
+                "session": session.id,
+                "agent": session.agent,
+                "policy": session.policy,
+                "trainable": session.trainable,
+                "parent_session": session.parent,
+                "parent_call": session.parent_call,
+                "node": node.id,
+                "parent": node.parent,
+                "role": str(node.message.get("role", "")),
+                "message": json.dumps(dict(node.message), ensure_ascii=True),
+                "tokens": list(node.tokens),
+                "start": node.start,
+                "logprobs": list(node.logprobs),
+                "versions": list(node.versions),
+                "fork": node.fork,
+                "call": call.id if call else None,
+                "turn": call.turn if call else None,
+                "finish": call.finish if call else None,
+                "invalid": sum(t.error is not None for t in call.tool_calls) if call else None,
+            }
+
+
+def training_rows(scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
+    """One row a chain that trains at least one token; a rollout that is not trainable has none."""
+    for one in scored:
+        rollout = one.rollout
+        if not rollout.trainable:
+            continue
+        for chain in chains(rollout.sessions, rollout.nodes, rollout.calls):
+            if not any(chain.trained):
+                continue
+            yield _head(rollout) | {
+                "reward": one.reward,
+                "terms": json.dumps(one.terms),
+                "session": chain.session,
+                "agent": chain.agent,
+                "policy": chain.policy,
+                "tokens": list(chain.tokens),
+                "mask": list(chain.trained),
+                "logprobs": list(chain.logprobs),
+                "versions": list(chain.versions),
+                "turns": list(chain.turns),
+            }
+
+
+def stored_rollouts(store: TraceStore) -> Iterator[Rollout]:
+    """The finished rollouts of a store, in the order of dispatch."""
+    for row in store.rollouts():
+        if row.terminal is not None:
+            yield store.load_rollout(row.id)
+
+
+def stored_scored(store: TraceStore) -> Iterator[Scored]:
+    """The scored rollouts of a store, in the order of dispatch."""
+    for row in store.rollouts():
+        scored = store.load_scored(row.id) if row.scored else None
+        if scored is not None:
+            yield scored
+
+
+def export_traces(store: TraceStore, path: str | Path) -> int:
+    """Write all finished rollouts' messages to a `.jsonl` or `.parquet` file; returns the number of rows."""
+    return write_rows(trace_rows(stored_rollouts(store)), path, TRACE_TYPES)
+
+
+def export_training(store: TraceStore, path: str | Path) -> int:
+    """Write all scored rollouts' chains to a `.jsonl` or `.parquet` file; returns the number of rows."""
+    return write_rows(training_rows(stored_scored(store)), path, TRAINING_TYPES)
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
+    """Write rows in the format that the suffix names; returns their number. InputError for another suffix."""
+    writers = {".jsonl": write_jsonl, ".parquet": write_parquet}
+    suffix = Path(path).suffix
+    if suffix not in writers:
+        raise InputError(f"unknown format {suffix!r}", where=str(path), hint="end the file name in .jsonl or .parquet")
+    return writers[suffix](rows, path, types)
+
+
+def write_jsonl(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
+    """Write rows as JSON lines. StoreError when the file cannot be written."""
+    count = 0
+    part = _part(path)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps({name: row[name] for name in types}) + "\n")
+                count += 1
+            _flush(file)
+        part.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
+    """Write rows as Parquet (zstd). Needs the extra `parquet`; StoreError when the file cannot be written."""
+    arrow, parquet = _arrow()
+    schema = arrow.schema([(name, _arrow_type(arrow, kind)) for name, kind in types.items()])
+    count = 0
+    part = _part(path)
+    source = iter(rows)
+    try:
+        with part.open("wb") as file:
+            with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+                while batch := list(islice(source, _BATCH)):
+                    writer.write_table(arrow.Table.from_pylist([dict(row) for row in batch], schema=schema))
+                    count += len(batch)
+            _flush(file)
+        part.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+def _head(rollout: Rollout) -> dict[str, Any]:
+    task = rollout.task
+    name = task.get("id") if isinstance(task, Mapping) else getattr(task, "id", None)
+    return {
+        "rollout": rollout.id,
+        "group": rollout.group,
+        "member": rollout.member,
+        "task": None if name is None else str(name),
+        "terminal": str(rollout.terminal),
+    }
+
+
+def _part(path: str | Path) -> Path:
+    return Path(path).with_name(Path(path).name + ".part")
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _unwritable(path: str | Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot be written: {error.strerror or error}", where=str(path), hint="check the folder and disk"
+    )
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise InputError("Parquet needs pyarrow", hint='pip install "inspan[parquet]", or export to .jsonl') from error
+
+
+def _arrow_type(arrow: Any, kind: str) -> Any:
+    inner = {"string": arrow.string(), "int64": arrow.int64(), "float64": arrow.float64(), "bool": arrow.bool_()}
+    return arrow.list_(inner[kind[5:-1]]) if kind.startswith("list<") else inner[kind]
