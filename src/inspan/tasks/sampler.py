@@ -80,11 +80,18 @@ class Sampler(ABC):
     @abstractmethod
     def _restore(self, own: dict[str, Any]) -> None: ...
 
+    @abstractmethod
+    def _note(self, task: str, success: float, turns: float, thinking_tokens: float) -> None: ...
+
+
+class Epochs(Sampler):
+    """Base of the rules that go through the tasks in epochs, whatever the reports say."""
+
     def _note(self, task: str, success: float, turns: float, thinking_tokens: float) -> None:
-        """What a rule learns from a report; most learn nothing."""
+        del task, success, turns, thinking_tokens
 
 
-class Uniform(Sampler):
+class Uniform(Epochs):
     """Shuffled epochs: every task once before any comes again."""
 
     def __init__(self, tasks: Sequence[Task], rng: random.Random) -> None:
@@ -103,7 +110,7 @@ class Uniform(Sampler):
         self._waiting = list(own["waiting"])
 
 
-class Hops(Sampler):
+class Hops(Epochs):
     """Phases by hops (`task.meta["hops"]`): few hops first. Each phase is sampled in shuffled epochs.
 
     `phases` are (until, low, high): while progress < `until`, tasks of `low` to `high` hops. By default two phases of

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inspan.errors import InputError, StoreError
-from inspan.trace.chains import chains
+from inspan.trace.chains import trained_chains
 from inspan.trace.records import Rollout, Scored
 from inspan.trace.store import TraceStore
 
@@ -103,13 +103,8 @@ def trace_rows(rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
 def training_rows(scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
     """One row a chain that trains at least one token; a rollout that is not trainable has none."""
     for one in scored:
-        rollout = one.rollout
-        if not rollout.trainable:
-            continue
-        for chain in chains(rollout.sessions, rollout.nodes, rollout.calls):
-            if not any(chain.trained):
-                continue
-            yield _head(rollout) | {
+        for chain in trained_chains(one.rollout):
+            yield _head(one.rollout) | {
                 "reward": one.reward,
                 "terms": json.dumps(one.terms),
                 "session": chain.session,
