@@ -1,0 +1,8 @@
+"""Rollouts made by hand are shared with the tests of the trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
