@@ -26,12 +26,11 @@ from inspan.learner.model import (
     base_of,
     collate,
     config_json,
-    load_tensors,
     published_tensors,
     token_logprobs,
     trainable_parameters,
 )
-from inspan.learner.objectives import Terms, TokenBatch
+from inspan.learner.objectives import TokenBatch
 from inspan.learner.optim import Optimiser, OptimSettings, learning_rate
 from inspan.learner.packing import Row, make_row, plan
 from inspan.learner.store import write_weights
@@ -211,7 +210,7 @@ class Learner:
             loss, terms = batch_loss(self.objective, logp, tokens, scale[chosen])
             loss.backward()
             total += float(loss.detach())
-            self._observe(tally, logp, entropy, tokens, terms)
+            tally.tokens(logp.detach(), entropy, tokens, terms)
         norm = self.optimiser.step(total, rate) if tally.pending else 0.0
         tally.step(total, norm)
 
@@ -220,9 +219,6 @@ class Learner:
         if not self.objective.zero_without_advantage:
             return True
         return bool((batch.flat.advantage[batch.offsets[row] : batch.offsets[row + 1]] != 0).any())
-
-    def _observe(self, tally: gauges.Tally, logp: Tensor, entropy: Tensor, tokens: TokenBatch, terms: Terms) -> None:
-        tally.tokens(logp.detach(), entropy, tokens, terms)
 
     def weights(self) -> WeightsRef:
         """The current weights as private copies in memory, adapters merged, under the base model's names."""
@@ -239,18 +235,10 @@ class Learner:
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint holds of the learner: tensors (not copied) and plain data."""
-        tensors = {f"weights/{n}": p.detach() for n, p in trainable_parameters(self.model).items()}
-        tensors |= {f"adam/{k}": v for k, v in self.optimiser.tensors().items()}
-        plain = {"version": self.version, "bad_steps": self.optimiser.bad_steps, "skipped": self.optimiser.skipped}
-        return tensors, plain
+        tensors, counters = self.optimiser.snapshot()
+        return tensors, {"version": self.version, **counters}
 
     def restore(self, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
         """Put back what `snapshot` gave; raises ModelError when it belongs to another model."""
-        load_tensors(self.model, _below(tensors, "weights/"))
-        self.optimiser.load_tensors(_below(tensors, "adam/"))
+        self.optimiser.restore(tensors, plain)
         self.version = int(plain["version"])
-        self.optimiser.bad_steps, self.optimiser.skipped = int(plain["bad_steps"]), int(plain["skipped"])
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}

@@ -9,7 +9,7 @@ Transformers and peft are imported when first needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,19 +157,6 @@ def published_tensors(model: Any) -> dict[str, Tensor]:
         plain = name.replace(".base_layer.", ".")
         out[plain] = merged[plain] if plain in merged else tensor.detach().clone()
     return out
-
-
-def load_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Copy named tensors into the trainable parameters of `model`; raises ModelError when names or shapes differ."""
-    own = trainable_parameters(model)
-    if set(own) != set(tensors):
-        odd = sorted(set(own) ^ set(tensors))
-        raise ModelError(f"{len(odd)} weights do not match, e.g. {odd[0]!r}", hint="is it a checkpoint of this model?")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            if parameter.shape != tensors[name].shape:
-                raise ModelError(f"{name} is {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}")
-            parameter.copy_(tensors[name])
 
 
 def config_json(model: Any) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from inspan.errors import InspanError, RecipeError
+from inspan.errors import InspanError, ModelError, RecipeError
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -88,19 +89,43 @@ class Optimiser:
             )
         return norm
 
-    def tensors(self) -> dict[str, Tensor]:
-        """AdamW's state by "moment/parameter name" (not copied)."""
-        out: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            for key, value in self.adam.state.get(parameter, {}).items():
-                out[f"{key}/{name}"] = value
-        return out
+    def configure(self, settings: OptimSettings) -> None:
+        """Go on under other settings; the moments are kept."""
+        self.settings = settings
+        for group in self.adam.param_groups:
+            vectors = all(p.dim() <= 1 for p in group["params"])
+            group |= {"betas": settings.betas, "eps": settings.eps}
+            group["weight_decay"] = 0.0 if vectors else settings.weight_decay
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Parameters and moments (tensors, not copied) and the counters, for a checkpoint."""
+        tensors = {f"weights/{name}": p.detach() for name, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            moments = self.adam.state.get(parameter, {})
+            tensors |= {f"adam/{key}/{name}": value for key, value in moments.items()}
+        return tensors, {"bad_steps": self.bad_steps, "skipped": self.skipped}
+
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        """Put back what `snapshot` gave; raises ModelError, changing nothing, when it is of another model."""
+        weights = {k.removeprefix("weights/"): v for k, v in tensors.items() if k.startswith("weights/")}
+        _same_shapes(self.parameters, weights)
         self.adam.state.clear()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
         for key, value in tensors.items():
-            moment, _, name = key.partition("/")
-            parameter = self.parameters[name]
-            target = value.clone() if moment == "step" else value.clone().to(parameter.device)
-            self.adam.state[parameter][moment] = target
+            if key.startswith("adam/"):
+                moment, _, name = key.removeprefix("adam/").partition("/")
+                parameter = self.parameters[name]
+                self.adam.state[parameter][moment] = value.clone().to("cpu" if moment == "step" else parameter.device)
+        self.bad_steps, self.skipped = int(counters["bad_steps"]), int(counters["skipped"])
+
+
+def _same_shapes(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    hint = "is it a checkpoint of this model?"
+    if odd := sorted(set(own) ^ set(other)):
+        raise ModelError(f"{len(odd)} weights do not match, e.g. {odd[0]!r}", where="learner", hint=hint)
+    for name, parameter in own.items():
+        if parameter.shape != other[name].shape:
+            what = f"{name} has shape {tuple(other[name].shape)}, expected {tuple(parameter.shape)}"
+            raise ModelError(what, where="learner", hint=hint)
