@@ -1,0 +1,132 @@
+"""User functions off the event loop. Contract: whatever the function does, the loop goes on and the caller gets an end.
+
+Each call has a daemon thread of its own, with an event loop of its own when the function is async. At most `limit` run
+at once; the others wait. A call that was given up is cancelled (async) and interrupted (Python code); one that blocks
+in C all the same is *hung*: it is counted, keeps no place, and dies with the process. `max_hung` of them are an
+`InfrastructureError`, for then the machine, not the model, is the trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from inspan.errors import InfrastructureError
+
+
+class GivenUp(BaseException):
+    """Raised inside a user's thread that was given up; a BaseException, so that `except Exception` lets it through."""
+
+
+class Call:
+    """One call of a user function in a thread of its own. `future` belongs to the caller's loop."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], done: Callable[[Call], None]) -> None:
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._home = asyncio.get_running_loop()
+        self._function, self._args, self._done = function, args, done
+        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._lock = threading.Lock()
+        self._over = False
+        self.thread = threading.Thread(target=self._main, name="inspan-harness", daemon=True)
+
+    def _main(self) -> None:
+        try:
+            self._work()
+        except GivenUp as late:  # the interrupt came when the function had just ended
+            self._post(None, late)
+
+    def _work(self) -> None:
+        answer, error = None, None
+        try:
+            answer = self._function(*self._args)
+            if inspect.isawaitable(answer):
+                answer = asyncio.run(self._await(answer))
+        except BaseException as raised:  # a user's sys.exit() must end its rollout only
+            error = raised
+        finally:
+            with self._lock:
+                self._over = True
+        self._post(answer, error)
+
+    def _post(self, answer: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits any more
+            self._home.call_soon_threadsafe(self._deliver, answer, error)
+
+    async def _await(self, answer: Any) -> Any:
+        task = asyncio.ensure_future(answer)
+        self._inner = (asyncio.get_running_loop(), task)
+        return await task
+
+    def _deliver(self, answer: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        self._done(self)
+        if error is None:
+            self.future.set_result(answer)
+        elif isinstance(error, Exception):
+            self.future.set_exception(error)
+        else:  # a future cannot carry StopIteration, SystemExit and their like to the loop safely
+            self.future.set_exception(RuntimeError(f"the harness raised {type(error).__name__}: {error}"))
+
+    def cancel(self) -> None:
+        """Ask an async function to stop."""
+        if self._inner is not None:
+            loop, task = self._inner
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                loop.call_soon_threadsafe(task.cancel)
+
+    def interrupt(self) -> None:
+        """Raise `GivenUp` in the thread as soon as it runs Python code again (CPython's own means for that)."""
+        with self._lock:
+            if not self._over and self.thread.ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(GivenUp))
+
+
+class Threads:
+    """Starts calls, at most `limit` at once, and keeps count of the hung ones."""
+
+    def __init__(self, limit: int = 64, max_hung: int = 256) -> None:
+        self.limit, self.max_hung = limit, max_hung
+        self._places = asyncio.Semaphore(limit)
+        self._hung: set[Call] = set()
+
+    @property
+    def hung(self) -> int:
+        """Calls that were given up and whose threads still live."""
+        return len(self._hung)
+
+    async def start(self, function: Callable[..., Any], *args: Any) -> Call:
+        """Wait for a place, then start the function; its answer or error comes in `Call.future`."""
+        await self._places.acquire()
+        if self.hung >= self.max_hung:
+            self._places.release()
+            raise InfrastructureError(
+                f"{self.hung} calls of the harness hang in threads that cannot be stopped",
+                hint="give the harness's own clients and commands a timeout",
+            )
+        call = Call(function, args, self._ended)
+        call.thread.start()
+        return call
+
+    def _ended(self, call: Call) -> None:
+        if call in self._hung:
+            self._hung.discard(call)
+        else:
+            self._places.release()
+
+    async def give_up(self, call: Call, grace_s: float) -> None:
+        """Stop a call: cancelled first, interrupted when that does not help, and left behind when nothing does."""
+        for means in (call.cancel, call.interrupt):
+            means()
+            await asyncio.wait({call.future}, timeout=grace_s)
+            if call.future.done():
+                call.future.exception()  # seen
+                return
+        self._hung.add(call)
+        self._places.release()
