@@ -1,0 +1,75 @@
+"""The columns of the result table, shared by the terminal and the page. Contract: pure data and formatting.
+
+An arm is a mapping with (some of) these keys; what is missing or not a number is shown as a dash, never as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DASH = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of an arm. `better` is +1 when more is better, -1 when less is, 0 when it is neither."""
+
+    key: str
+    label: str
+    digits: int
+    better: int
+    about: str
+
+    def text(self, arm: Mapping[str, Any]) -> str:
+        """The arm's figure as text."""
+        number = numeric(arm.get(self.key))
+        return DASH if number is None else f"{number:,.{self.digits}f}"
+
+
+COLUMNS = (
+    Column("n", "n", 0, 0, "held-out tasks"),
+    Column("item_f1", "item F1", 3, 1, "item-level F1, rows aligned on their key columns"),
+    Column("exact", "exact", 3, 1, "share of answers that are right in every cell"),
+    Column("critical_steps", "critical steps", 1, -1, "steps on the longest path: Σ own + slowest sub-agent"),
+    Column("parallel_width", "parallel width", 2, 0, "assigned tasks / stages that assign"),
+    Column("tool_calls", "tool calls", 1, 0, "tool calls a rollout, sub-agents included"),
+    Column("spawn_rate", "spawn rate", 2, 0, "share of rollouts that assign a task"),
+    Column("invalid_calls", "invalid calls", 2, -1, "tool calls that do not parse or fit their schema, a rollout"),
+    Column("critical_path_s", "critical path s", 2, -1, "time along the critical path on declared latencies"),
+)
+
+KINDS = ("wide", "deep", "narrow")
+ARMS = ("warm_start", "single_agent", "trained")
+
+
+def numeric(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def title(name: str) -> str:
+    """A key as a person reads it: "warm_start" → "warm start"."""
+    return name.replace("_", " ")
+
+
+def tables(group: Any, order: tuple[str, ...]) -> dict[str, Mapping[str, Any]]:
+    """The named tables of a group: those in `order` first, then the others, non-tables left out."""
+    if not isinstance(group, Mapping):
+        return {}
+    names = [n for n in order if n in group] + [n for n in group if n not in order]
+    return {str(n): group[n] for n in names if isinstance(group[n], Mapping)}
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: 47 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
