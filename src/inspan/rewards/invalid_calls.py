@@ -26,7 +26,7 @@ class InvalidCalls:
 
     def __call__(self, rollout: Rollout) -> float:
         """The fine of a rollout, in [-cap, 0]."""
-        return sum(self.turns(rollout).values())
+        return sum(self.turns(rollout).values(), 0.0)
 
     def turns(self, rollout: Rollout) -> dict[int, float]:
         """The fine of each call that made invalid tool calls."""
