@@ -201,6 +201,28 @@ def test_threads_and_a_second_reader_see_whole_calls(path: Path) -> None:
         store.rollouts()
 
 
+def test_a_reader_sees_one_moment_though_a_call_is_committed_while_it_reads(path: Path) -> None:
+    with TraceStore(path) as writer, TraceStore(path) as reader:
+        writer.commit_call("r", call("a", 0), [sampled(0)])
+
+        def meanwhile(sql: str) -> None:
+            if "FROM calls" in sql:
+                writer.commit_call("r", call("b", 1), [sampled(1)])
+
+        reader._db.set_trace_callback(meanwhile)
+        _, nodes, calls = reader.load("r")
+        assert (len(nodes), len(calls)) == (1, 1)
+        reader._db.set_trace_callback(None)
+        assert len(reader.load("r").calls) == 2
+
+
+def test_a_rollout_that_runs_has_no_record_yet(path: Path) -> None:
+    with TraceStore(path) as store:
+        store.begin("r")
+        with pytest.raises(StoreError, match="has not finished"):
+            store.load_rollout("r")
+
+
 # ---- faults of the file -----------------------------------------------------------------------------------------
 
 

@@ -204,12 +204,13 @@ class TraceStore:
 
     def load_rollout(self, rollout: str, task: Any = None) -> Rollout:
         """A finished rollout as it was. `task` is put in its place; without it the task is the mapping stored of it."""
-        stored = self.load(rollout)
         with self._reading() as db:
-            text = db.execute("SELECT record FROM rollouts WHERE id = ?", (rollout,)).fetchone()[0]
-            if text is None:
+            key, terminal, _ = self._known(db, rollout)
+            if terminal is None:
                 raise self._error(f"rollout {rollout!r} has not finished", "use load() for what it recorded so far")
+            text = db.execute("SELECT record FROM rollouts WHERE key = ?", (key,)).fetchone()[0]
             record = json.loads(text)
+        stored = self.load(rollout)  # sealed above: it cannot have changed
         stored_task = record.pop("task")
         record["terminal"] = Terminal(record["terminal"])
         record["tool_events"] = [ToolEvent(**event) for event in record["tool_events"]]
@@ -317,8 +318,14 @@ class TraceStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One snapshot for all statements, whatever another process commits meanwhile."""
         with self._lock, self._faults():
-            yield self._db
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
