@@ -4,7 +4,6 @@ as its own fields can tell; what only the machine or the files can tell is check
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -28,6 +27,8 @@ from inspan.config.sections import (
     Section,
     Tasks,
     Train,
+    check_known,
+    nearest,
 )
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -48,19 +49,10 @@ _FREE_ON_RESUME: dict[str, Any] = {
 }
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when none is close."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
-
-
 def check_name(name: str, known: Iterable[str], what: str) -> None:
     """Accept a built-in name or `module:function`; otherwise raise, naming the nearest known one."""
-    known = list(known)
-    if name in known or _OBJECT.fullmatch(name):
-        return
-    close = nearest(name, known)
-    hint = f'did you mean "{close}"?' if close else f"known: {', '.join(known)}, or module:function"
-    raise PydanticCustomError("name", 'unknown {what} "{name}"; {hint}', {"what": what, "name": name, "hint": hint})
+    if not _OBJECT.fullmatch(name):
+        check_known(name, known, what, more=", or module:function")
 
 
 class Recipe(Section):

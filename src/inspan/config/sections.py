@@ -7,6 +7,8 @@ source is silent. The descriptions are the source of `docs/recipes.md`.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,9 +21,19 @@ Aggregation = Literal["group_tokens", "token", "rollout", "constant"]
 Sampler = Literal["uniform", "failure", "hops", "harder"]
 
 HARNESSES = ("swarm", "single")
-TERMS = ("item_f1", "exact_match", "r_parallel", "r_finish", "invalid_calls")
+TERMS = ("item_f1", "exact_match", "r_parallel", "r_parallel_count", "r_finish", "invalid_calls")
+FACT_KINDS = ("wide", "deep", "mixed", "long", "narrow")
 CREDITS: tuple[str, ...] = get_args(Credit)
-OBJECTIVES: tuple[str, ...] = get_args(Objective)
+OBJECTIVES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "grpo": ("rollout", ("eps", "eps_high")),
+    "dr_grpo": ("constant", ("eps", "eps_high")),
+    "kimi": ("group_tokens", ("alpha", "beta", "tau")),
+    "cispo": ("token", ("low", "high")),
+    "gspo": ("rollout", ("eps", "eps_high")),
+    "tis": ("token", ("cap", "eps", "eps_high")),
+    "icepop": ("token", ("alpha", "beta", "eps", "eps_high")),
+}
+"""Objectives, each with its own aggregation and the names of its parameters."""
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -32,6 +44,21 @@ class Section(BaseModel):
     """Base of all sections: unknown keys are errors, types are strict, values do not change."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to `name`, or None when none is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
+def check_known(name: str, known: Iterable[str], what: str, *, more: str = "") -> None:
+    """Accept a known name; otherwise raise, naming the nearest one or all."""
+    known = list(known)
+    if name in known:
+        return
+    close = nearest(name, known)
+    hint = f'did you mean "{close}"?' if close else f"known: {', '.join(known)}{more}"
+    raise PydanticCustomError("name", 'unknown {what} "{name}"; {hint}', {"what": what, "name": name, "hint": hint})
 
 
 class Weight(Section):
@@ -103,6 +130,8 @@ class Tasks(Section):
             )
         if self.use and not any(self.kinds.values()):
             raise PydanticCustomError("combo", "all shares in `kinds` are zero; give at least one kind a share")
+        for kind in self.kinds if self.use else ():
+            check_known(kind, FACT_KINDS, "kind of task")
         return self
 
 
@@ -168,7 +197,9 @@ class Limits(Section):
 class Sampling(Section):
     """How the policy samples while training."""
 
-    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(default=1.0, description="1 [C]; 0 is greedy.")
+    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
+        default=1.0, description="1 [C]. Greedy samples cannot be trained on."
+    )
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
     max_tokens: Positive = Field(default=320, description="Most tokens of one assistant turn.")
 
@@ -179,7 +210,8 @@ class Reward(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
     use: str = Field(
-        description="`item_f1`, `exact_match`, `r_parallel`, `r_finish`, `invalid_calls`, or `module:function`."
+        description="`item_f1`, `exact_match`, `r_parallel`, `r_parallel_count`, `r_finish`, `invalid_calls`, or "
+        "your own `module:function`."
     )
     weight: Weight = Field(
         default=Weight(**{"from": 1.0, "to": 1.0, "over": 1.0}),
@@ -208,11 +240,7 @@ class Lora(Section):
 
     rank: Natural = Field(default=0, description="0: train all weights. 32 [C, Context-1].")
     alpha: Annotated[float, Field(gt=0.0)] = Field(default=32.0, description="Scale of the adapter's output.")
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.0, description="Dropout on the adapter's input.")
-    targets: list[str] = Field(
-        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        description="Names of the linear layers that get an adapter.",
-    )
+    targets: list[str] = Field(default=[], description="Names of the linear layers; empty: all of the blocks.")
 
 
 class Train(Section):
@@ -233,6 +261,9 @@ class Train(Section):
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = Field(
         default=(0.9, 0.95), description="AdamW's betas [C, Context-1]."
     )
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How the learning rate falls over the run."
+    )
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="AdamW's decoupled weight decay.")
     warmup_updates: Natural = Field(default=0, description="Updates over which the learning rate rises from zero.")
     grad_clip: Annotated[float, Field(ge=0.0)] = Field(
@@ -244,12 +275,28 @@ class Train(Section):
     aggregation: Aggregation = Field(
         default="group_tokens",
         description="What the token sum is divided by: tokens of the group [P, K2.5], of the batch, of each rollout, "
-        "or a constant.",
+        "or a constant. Default: the objective's own.",
+    )
+    constant_length: Annotated[float, Field(gt=0.0)] = Field(
+        default=1024.0, description="Tokens a rollout that aggregation `constant` divides by [D]."
     )
     kl: KL = Field(default=KL(), description="Penalty towards the warm start.")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Arithmetic of the learner.")
     lora: Lora = Field(default=Lora(), description="Low-rank adapters.")
     checkpoint_every: Positive = Field(default=10, description="Updates between checkpoints; the last is always saved.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_aggregation(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "aggregation" not in value and value.get("objective") in OBJECTIVES:
+            return {**value, "aggregation": OBJECTIVES[value["objective"]][0]}
+        return value
+
+    @model_validator(mode="after")
+    def _known_params(self) -> Train:
+        for key in self.objective_params:
+            check_known(key, OBJECTIVES[self.objective][1], f'parameter of objective "{self.objective}":')
+        return self
 
 
 class RolloutSection(Section):

@@ -94,8 +94,8 @@ def moving_average(values: Sequence[float], radius: int | None = None) -> list[f
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round values that enclose [low, high]; at least two."""
     if high - low < 1e-9 * max(1.0, abs(low), abs(high)):
-        pad = abs(high) * 0.1 or 1.0
-        low, high = low - pad, high + pad
+        pad = abs(high) * 0.1
+        low, high = (low - pad, high + pad) if pad else (0.0, 1.0)
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)

@@ -32,19 +32,25 @@ CURVES = (
         "Item F1", (r"(eval/)?(item_)?f1(/.+)?", r"(eval/)?exact(_match)?(/.+)?"), "on training tasks; eval: held-out"
     ),
     Curve("Reward terms", (r"(reward_)?terms?/.+",), "each before its weight"),
-    Curve("Weights of the terms", (r"weights?/.+", r"lambda.*", r"λ.*"), "λ1, λ2 end at zero"),
+    Curve(
+        "Weights of the terms",
+        (r"weights?/(?!item_f1$|exact_match$).+", r"lambda.*", r"λ.*"),
+        "of λ1 and λ2 nothing is left at the end",
+    ),
     Curve("Parallel width", (r"(eval/)?(parallel_)?width(/.+)?",), "assigned tasks / stages that assign"),
     Curve("Critical steps", (r"(eval/)?critical_steps(/.+)?",), "steps on the longest path"),
     Curve(
         "Spawn rate", (r"(eval/)?(spawn_rate|multi_spawn_rate|spawns)(/.+)?",), "share of rollouts that assign a task"
     ),
-    Curve("Tool calls", (r"(eval/)?(tool_calls|invalid_calls|tool_errors)(/.+)?",), "a rollout"),
+    Curve("Tool calls", (r"(eval/)?tool_calls(/.+)?",), "a rollout, sub-agents included"),
+    Curve("Invalid calls", (r"(eval/)?(invalid_calls|tool_errors)(/.+)?",), "a rollout; they are kept as negatives"),
     Curve("Entropy", (r"entropy(/.+)?",), "of the policy, nats a token"),
     Curve("Ratio", (r"ratio(_mean|_max)?",), "policy / behaviour", zero=False),
     Curve("Clipped and masked", (r"clip_share", r"masked_share", r"clip.*"), "share of trained tokens"),
     Curve("Distance", (r"kl(_.+)?", r"logp_gap"), "from the behaviour policy, nats a token"),
     Curve("Staleness", (r"staleness(_.+)?",), "versions between sampling and training"),
     Curve("Tokens a second", (r"(.+_)?(tokens_per_s|tok_s)",)),
+    Curve("Critical path", (r"(eval/)?critical_path_s(/.+)?",), "seconds on declared latencies"),
     Curve(
         "Dropped groups",
         (r"(dropped|equal|stale|skipped)_groups|groups_(dropped|equal|stale)",),
