@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -30,12 +30,16 @@ from inspan.trace.store import TraceStore
 
 @dataclass(slots=True)
 class Group:
-    """The rollouts of one task, in the order of their members. `version` is the one it was opened at."""
+    """The rollouts of one task, in the order of their members.
+
+    `version` is the one it was opened at, `staleness` how many versions later its batch is trained.
+    """
 
     id: str
     task: Task
     visit: int
     version: int
+    staleness: int
     rollouts: list[Rollout]
 
 
@@ -81,8 +85,8 @@ class _Flight:
 class Dispatcher:
     """Runs groups of tasks from `source` (None: no more) on an executor.
 
-    `store` gets every rollout's terminal state. `reward_of` is asked only for the log of dropped rollouts. `life` sets
-    apart the ids of a restarted run from those it used before (`next_life`).
+    `store` gets every rollout's terminal state. `reward_of` is asked only for the log of dropped rollouts. Ids begin
+    with `prefix`; `life` sets those of a restarted run apart from those it used before (`next_life`).
     """
 
     executor: Executor
@@ -94,6 +98,7 @@ class Dispatcher:
     reward_of: Callable[[Rollout], float | None] | None = None
     on_rollout: Callable[[Rollout], None] | None = None
     clock: Callable[[], float] = time.monotonic
+    prefix: str = ""
     life: int = 0
     ledger: Ledger = field(init=False)
     meter: Meter = field(init=False)
@@ -103,7 +108,7 @@ class Dispatcher:
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _open: bool = field(init=False, default=False)
     _exhausted: bool = field(init=False, default=False)
-    _failure: BaseException | None = field(init=False, default=None)
+    _failure: Exception | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.ledger = self.settings.ledger(self.version)
@@ -139,13 +144,16 @@ class Dispatcher:
         return batch
 
     def advance(self, version: int, groups: list[str] | None = None) -> list[DroppedRollout]:
-        """The policy has a new version, the collected groups (all, or those named by id) being trained.
+        """The policy has a new version (or the same, if the update was skipped); the collected groups are done with.
+
+        `groups` names them by id when a batch that was collected ahead is not among them.
 
         Returns the rollouts of groups that were dropped as too stale and had ended; those still running are cancelled
         and appear in `meter.dropped` as they end.
         """
         taken = [g.id for g in self.ledger.groups.values() if g.phase is GroupPhase.TAKEN]
-        dropped = self.ledger.advance(version, groups)
+        named = None if groups is None else [name.removeprefix(self.prefix) for name in groups]
+        dropped = self.ledger.advance(version, named)
         for name in taken:
             if name not in self.ledger.groups:
                 self._forget(name)
@@ -180,7 +188,7 @@ class Dispatcher:
         """The ledger, with the tasks and the finished rollouts of all groups that are not yet trained, as JSON."""
         ledger = self.ledger.state()
         names = [entry[0] for entry in ledger["groups"]]
-        rollouts = [dump_rollout(r) for name in names for _, r in sorted(self._rollouts.get(name, {}).items())]
+        rollouts = {n: [dump_rollout(r) for _, r in sorted(self._rollouts.get(n, {}).items())] for n in names}
         return {"ledger": ledger, "tasks": {n: dump_task(self._tasks[n]) for n in names}, "rollouts": rollouts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -191,10 +199,10 @@ class Dispatcher:
             raise CheckpointError(f"the dispatcher's state lacks {error}") from error
         self.ledger.restore(ledger)
         self._tasks = {name: load_task(task) for name, task in tasks.items()}
-        for data in rollouts:
-            rollout = load_rollout(data)
-            rollout.task = self._tasks[rollout.group]
-            self._rollouts.setdefault(rollout.group, {})[rollout.member] = rollout
+        for name, members in rollouts.items():
+            for rollout in map(load_rollout, members):
+                rollout.task = self._tasks[name]
+                self._rollouts.setdefault(name, {})[rollout.member] = rollout
         for group in self.ledger.groups.values():
             ended = sum(member.terminal is not None for member in group.members)
             if group.id not in self._tasks or ended != len(self._rollouts.get(group.id, {})):
@@ -226,7 +234,7 @@ class Dispatcher:
     def _open_group(self) -> bool:
         try:
             task = self.source()
-        except BaseException as error:
+        except Exception as error:
             self._fail(error)
             raise
         if task is None:
@@ -241,8 +249,8 @@ class Dispatcher:
     def _launch(self, ticket: Ticket) -> None:
         task = self._tasks[ticket.group]
         seed = member_seed(self.seed, ticket.task, ticket.visit, ticket.member)
-        name = f"{ticket.id}~{self.life}" if self.life else ticket.id
-        job = RolloutJob(name, task, ticket.group, ticket.member, ticket.attempt, seed)
+        name = self.prefix + (f"{ticket.id}~{self.life}" if self.life else ticket.id)
+        job = RolloutJob(name, task, self.prefix + ticket.group, ticket.member, ticket.attempt, seed)
         self._flights[job.id] = flight = _Flight(ticket, job)
         self.meter.dispatched(ticket.group)
         flight.task = asyncio.create_task(self._fly(flight), name=f"flight {job.id}")
@@ -254,16 +262,16 @@ class Dispatcher:
             if not isinstance(error, InfrastructureError):
                 return self._fail(error)
             rollout = lost_rollout(flight.job, error, version=self.ledger.version)
-        except BaseException as error:
+        except Exception as error:
             return self._fail(error)
         finally:
             self._flights.pop(flight.job.id, None)
         try:
             self._landed(flight.ticket, rollout)
-        except BaseException as error:
+        except Exception as error:
             self._fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """What is no rollout's fault ends the run: `collect` raises it."""
         self._failure = self._failure or error
         self._changed.set()
@@ -304,8 +312,10 @@ class Dispatcher:
 
     def _hand_out(self, group: GroupState) -> Group:
         rollouts = [rollout for _, rollout in sorted(self._rollouts[group.id].items())]
-        self.meter.taken(group.id, self.ledger.version - group.version)
-        return Group(group.id, self._tasks[group.id], group.visit, group.version, rollouts)
+        staleness = group.trains_at - group.version
+        self.meter.taken(group.id, staleness)
+        task = self._tasks[group.id]
+        return Group(self.prefix + group.id, task, group.visit, group.version, staleness, rollouts)
 
     def _forget(self, group: str) -> None:
         self._rollouts.pop(group, None)
@@ -320,6 +330,23 @@ class Dispatcher:
                 where="rollout",
                 hint="mend the harness, the engine or the tools, and resume",
             )
+
+
+async def run_tasks(executor: Executor, tasks: Sequence[Task], *, samples: int = 1, **options: Any) -> list[Group]:
+    """Run each task `samples` times, in order, as an evaluation does; one group a task.
+
+    `options`: `concurrency`, `retries` and `deterministic` as in `DispatchSettings`; the rest as in `Dispatcher`.
+    """
+    if not tasks:
+        return []
+    known = {name: options.pop(name) for name in ("concurrency", "retries", "deterministic") if name in options}
+    settings = DispatchSettings(groups=len(tasks), group_size=samples, **known)
+    rest = iter(tasks)
+    dispatcher = Dispatcher(executor, lambda: next(rest, None), settings, **options)
+    try:
+        return await dispatcher.collect()
+    finally:
+        await dispatcher.close()
 
 
 def member_seed(seed: int, task: str, visit: int, member: int) -> int:

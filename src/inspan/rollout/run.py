@@ -179,7 +179,7 @@ class Runner:
             tools=tools,
             budget=self.limits.critical_steps,
             max_tokens=self.sampling.max_tokens,
-            options=self.options,
+            options={"width": self.limits.width, **self.options} if self.limits.width else self.options,
             events=events,
         )
 
@@ -204,7 +204,11 @@ class Runner:
         if self.harness.on_loop:
             work: asyncio.Future[Any] = asyncio.ensure_future(_guarded(self.harness.run, task, context))
         else:
-            call = await self.threads.start(self.harness.run, task, context)
+            await self.threads.place()
+            if cancel is not None and cancel.is_set():
+                self.threads.leave()
+                return Ending("cancelled")
+            call = self.threads.start(self.harness.run, task, context)
             work = call.future
         if started is not None:
             started()

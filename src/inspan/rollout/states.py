@@ -85,7 +85,10 @@ class Member:
 
 @dataclass(slots=True)
 class GroupState:
-    """A group's place in the ledger. `order` is its place among the finished groups, -1 before."""
+    """A group's place in the ledger.
+
+    `order` is its place among the finished groups, `trains_at` the version its batch trains; -1 before.
+    """
 
     id: str
     number: int
@@ -95,6 +98,7 @@ class GroupState:
     members: list[Member]
     phase: GroupPhase = GroupPhase.OPEN
     order: int = -1
+    trains_at: int = -1
 
     def ended(self) -> bool:
         """Whether every member has its terminal state."""
@@ -263,7 +267,7 @@ class Ledger:
         if self.stale == "wait" and not self._feasible(rest, at + 1):
             return None
         for group in chosen:
-            group.phase = GroupPhase.TAKEN
+            group.phase, group.trains_at = GroupPhase.TAKEN, at
         if chosen:
             self._outstanding += 1
         return sorted(chosen, key=lambda g: g.number)

@@ -74,18 +74,21 @@ class Call:
         else:  # a future cannot carry StopIteration, SystemExit and their like to the loop safely
             self.future.set_exception(RuntimeError(f"the harness raised {type(error).__name__}: {error}"))
 
-    def cancel(self) -> None:
-        """Ask an async function to stop."""
-        if self._inner is not None:
-            loop, task = self._inner
-            with contextlib.suppress(RuntimeError):  # its loop is closed already
-                loop.call_soon_threadsafe(task.cancel)
+    def cancel(self) -> bool:
+        """Ask an async function to stop; False when there is none to ask."""
+        if self._inner is None:
+            return False
+        loop, task = self._inner
+        with contextlib.suppress(RuntimeError):  # its loop is closed already
+            loop.call_soon_threadsafe(task.cancel)
+        return True
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
         """Raise `GivenUp` in the thread as soon as it runs Python code again (CPython's own means for that)."""
         with self._lock:
             if not self._over and self.thread.ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(GivenUp))
+        return True
 
 
 class Threads:
@@ -101,9 +104,16 @@ class Threads:
         """Calls that were given up and whose threads still live."""
         return len(self._hung)
 
-    async def start(self, function: Callable[..., Any], *args: Any) -> Call:
-        """Wait for a place, then start the function; its answer or error comes in `Call.future`."""
+    async def place(self) -> None:
+        """Wait for a place, to be used by `start` or given back by `leave`."""
         await self._places.acquire()
+
+    def leave(self) -> None:
+        """Give back a place that was not used."""
+        self._places.release()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Call:
+        """Start the function in the place that was waited for; its answer or error comes in `Call.future`."""
         if self.hung >= self.max_hung:
             self._places.release()
             raise InfrastructureError(
@@ -123,7 +133,8 @@ class Threads:
     async def give_up(self, call: Call, grace_s: float) -> None:
         """Stop a call: cancelled first, interrupted when that does not help, and left behind when nothing does."""
         for means in (call.cancel, call.interrupt):
-            means()
+            if not means():
+                continue
             await asyncio.wait({call.future}, timeout=grace_s)
             if call.future.done():
                 call.future.exception()  # seen
