@@ -1,0 +1,1 @@
+"""Where harnesses meet models, and where all that passes is recorded."""

@@ -29,10 +29,14 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A sampled assistant message, read back."""
+    """A sampled assistant message, read back: the text around its calls, and the calls.
+
+    `shown` is what a harness sees as content: `content` with the text of calls that have no name left in its place.
+    """
 
     content: str
     calls: tuple[ParsedCall, ...] = ()
+    shown: str = ""
 
 
 class Renderer(Protocol):
@@ -40,6 +44,7 @@ class Renderer(Protocol):
 
     name: str
     stop_ids: tuple[int, ...]
+    call_marker: str  # text that opens a tool call: what follows is held back from a stream until it is parsed
 
     def context(self, message: Message, *, after: Tail = "context") -> Tokens:
         """The delta of a message that nobody samples (also assistant messages that a harness made up)."""
@@ -51,6 +56,10 @@ class Renderer(Protocol):
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled message back; never raises on what a model may write."""
+        ...
+
+    def parse_text(self, text: str) -> Parsed:
+        """Read the text of a sampled message back (when a stop string cut it short)."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -67,6 +76,7 @@ class ChatML:
 
     def __init__(self, tokenizer: Any, *, compact: bool = False) -> None:
         self.name = "chatml-compact" if compact else "chatml"
+        self.call_marker = "<tool_call>"
         self._tok = tokenizer
         self._compact = compact
         self._start = self._control("<|im_start|>")
@@ -148,6 +158,10 @@ class ChatML:
         """Read a sampled message back: text before and between calls is content; each call is checked on its own."""
         return parse_hermes(self.decode(tokens))
 
+    def parse_text(self, text: str) -> Parsed:
+        """Read text back, as `parse` does."""
+        return parse_hermes(text)
+
 
 def format_call(name: str, arguments: str) -> str:
     """One Hermes tool call around the arguments' JSON text, kept as it was written."""
@@ -157,15 +171,19 @@ def format_call(name: str, arguments: str) -> str:
 def parse_hermes(text: str) -> Parsed:
     """Split text into content and tool calls. An unclosed or unparseable call keeps its text, with an error."""
     content: list[str] = []
+    shown: list[str] = []
     calls: list[ParsedCall] = []
     rest = text
     while True:
         before, opened, after = rest.partition("<tool_call>")
         content.append(before.strip("\n"))
+        shown.append(content[-1])
         if not opened:
-            return Parsed("\n".join(c for c in content if c), tuple(calls))
+            return Parsed("\n".join(filter(None, content)), tuple(calls), "\n".join(filter(None, shown)))
         body, closed, rest = after.partition("</tool_call>")
         calls.append(_parse_call(body.strip(), closed=bool(closed)))
+        if not calls[-1].name:
+            shown.append(opened + body + closed)
 
 
 def _parse_call(body: str, *, closed: bool) -> ParsedCall:

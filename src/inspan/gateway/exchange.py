@@ -1,0 +1,319 @@
+"""One request being served: from a checked request to recorded choices. Contract: HTTP stays outside.
+
+`Exchange` is made without awaiting anything, so a request is laid onto the graph at once and no other comes between.
+Each choice is then sampled, read back, and committed before it is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from inspan.engine.base import Engine, Sample, SamplingParams
+from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
+from inspan.gateway.chat import ChatRequest
+from inspan.gateway.live import LiveRollout, SessionState
+from inspan.gateway.render import Parsed, Renderer
+from inspan.gateway.reply import Choice, Reply, Usage, logprob_entries
+from inspan.gateway.schema import call_error
+from inspan.gateway.scribe import Scribe
+from inspan.gateway.stream import Detokeniser, Showing, StopFinder
+from inspan.trace.records import Call, ToolCall
+
+_log = logging.getLogger("inspan.gateway")
+_DEFAULT: Final = SamplingParams(max_tokens=2**31 - 1)
+
+
+class Listener:
+    """Hears the ids of a choice as they are sampled: finds stop strings, and shows text as soon as it may be shown.
+
+    The engine may call it from a thread of its own.
+    """
+
+    def __init__(self, renderer: Renderer, stops: Sequence[str], show: Callable[[str], None] | None) -> None:
+        self._detokeniser = Detokeniser(renderer.decode)
+        self._finder = StopFinder(stops)
+        self._showing = Showing(renderer.call_marker, stops)
+        self._show = show
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._heard = 0
+
+    def __call__(self, ids: Sequence[int]) -> bool:
+        """Take new ids; True stops the engine."""
+        self._heard += len(ids)
+        return self._take(self._detokeniser.push(ids))
+
+    def finish(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        """The whole text, and whether a stop string cut it. `tokens` are all that were sampled."""
+        if self._heard < len(tokens):
+            self._take(self._detokeniser.push(tokens[self._heard :]))
+        self._take(self._detokeniser.finish())
+        return self._finder.text, self._finder.at is not None
+
+    def remainder(self, content: str) -> str:
+        """What of the content has not been shown."""
+        return self._showing.finish(content)
+
+    def _take(self, piece: str) -> bool:
+        if self._finder.at is not None:
+            return True
+        before = len(self._finder.text)
+        stopped = self._finder.push(piece)
+        if self._show is not None and not stopped:
+            shown = self._showing.push(self._finder.text[before:])
+            if shown and threading.get_ident() == self._thread:
+                self._show(shown)
+            elif shown:
+                self._loop.call_soon_threadsafe(self._show, shown)
+        return stopped
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A choice that the engine is sampling. `settled`: sealing has already recorded it as cancelled."""
+
+    state: SessionState
+    call_id: str
+    turn: int
+    leaf: int
+    prompt_tokens: int
+    task: asyncio.Task[Any] | None = None
+    settled: bool = False
+
+    def ended(self, finish: str, error: str | None = None, *, ok: bool = True) -> Call:
+        """The record of a choice that sampled nothing that could be kept."""
+        return Call(self.call_id, self.state.record.id, self.turn, self.leaf, None, finish,
+                    prompt_tokens=self.prompt_tokens, ok=ok, error=error)  # fmt: skip
+
+
+class Exchange:
+    """A request, admitted and laid. Raises `RequestError` at a limit, or when the prompt does not fit.
+
+    `fault_key` tells a request from others, so that a later success of the same one mends its fault.
+    """
+
+    def __init__(
+        self,
+        live: LiveRollout,
+        state: SessionState,
+        request: ChatRequest,
+        scribe: Scribe,
+        engine: Engine,
+        fault_key: object,
+    ) -> None:
+        self.live, self.state, self.request = live, state, request
+        self.fault_key = fault_key
+        self.cached = 0
+        self.completion_tokens = 0
+        self._renderer = scribe.renderer
+        self._engine = engine
+        turn = live.admit(state, request.n)
+        try:
+            self._laid = scribe.lay(live.graph, state.record.id, request.messages)
+            self.prompt = self._laid.prompt
+            self._room = self._check_room(engine, len(self.prompt))
+        except BaseException:
+            live.forgo(state, request.n)
+            raise
+        self._serials = live.ask(state, self._laid.leaf, request.n)
+        self._flights = [
+            Flight(state, f"{state.record.id}#{turn + i}.{serial}", turn + i, self._laid.leaf, len(self.prompt))
+            for i, serial in enumerate(self._serials)
+        ]
+
+    @property
+    def reply_id(self) -> str:
+        """The id that the dialect wants."""
+        return f"chatcmpl-{self._flights[0].call_id}"
+
+    @property
+    def model(self) -> str:
+        """The model's name as the harness knows it."""
+        return self.request.model or self.state.record.agent
+
+    def listener(self, show: Callable[[str], None] | None = None) -> Listener | None:
+        """What listens to a choice while it is sampled; None when nothing has to."""
+        if show is None and not self.request.stop:
+            return None
+        return Listener(self._renderer, self.request.stop, show)
+
+    async def choices(self) -> list[Choice]:
+        """All choices. When one fails, the others are cancelled."""
+        if self.request.n == 1:
+            return [await self.choice(0, self.listener())]
+        tasks = [asyncio.ensure_future(self.choice(i, self.listener())) for i in range(self.request.n)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await give_up(tasks)
+
+    def reply(self, choices: Sequence[Choice], created: int) -> Reply:
+        """The reply, once all choices are there."""
+        usage = Usage(len(self.prompt), self.completion_tokens, self.cached)
+        return Reply(self.reply_id, created, self.model, tuple(choices), usage)
+
+    async def choice(self, index: int, listener: Listener | None) -> Choice:
+        """Sample, read back and commit one choice. Raises `RequestError`, `InfrastructureError` or `StoreError`."""
+        flight, live = self._flights[index], self.live
+        seed = live.turn_seed(self.state, self._laid.leaf, self._serials[index])
+        params = self._params(int.from_bytes(seed[:8], "big") >> 1)
+        policy = self.state.record.policy
+        flight.task = asyncio.ensure_future(self._engine.sample(policy, self.prompt, params, listener))
+        live.flights.add(flight)
+        try:
+            sample = await flight.task
+            if sample.stop == "cancelled":
+                raise EngineError("the engine cancelled the request", where=policy)
+        except asyncio.CancelledError:
+            if flight.settled:
+                raise sealed() from None
+            with suppress(StoreError):  # commit has marked the rollout incomplete
+                live.commit(self.state, flight.ended("cancelled"), None)
+            raise
+        except RequestError as error:
+            raise live.refuse(self.state, "tokens", str(error), status=400, code=CONTEXT_CODE) from error
+        except Exception as error:
+            raise self._fault(flight, index, error) from error
+        finally:
+            live.flights.discard(flight)
+            self.state.in_flight -= 1
+        if flight.settled:
+            raise sealed()
+        return self._record(flight, index, seed, sample, listener)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _check_room(self, engine: Engine, prompt: int) -> int:
+        """How many tokens may be sampled after the prompt; at least one."""
+        limit = self.live.limits.tokens
+        if limit is not None and limit <= engine.context_length and prompt >= limit:
+            raise self.live.refuse(self.state, "tokens", f"the context of {limit} tokens is used up")
+        room = min(engine.context_length, limit or engine.context_length) - prompt
+        if room < 1:
+            what = f"the prompt has {prompt} tokens, and the context is {engine.context_length} tokens long"
+            raise self.live.refuse(self.state, "tokens", what, status=400, code=CONTEXT_CODE)
+        return room
+
+    def _params(self, seed: int) -> SamplingParams:
+        """A trainable session samples as its grant says, another as its requests ask; the length cap is the grant's."""
+        request, given = self.request, self.live.sampling
+        base = given or _DEFAULT
+        own = given is None or not self.state.record.trainable
+        most = min(self._room, base.max_tokens, request.max_tokens or self._room)
+        return SamplingParams(
+            max_tokens=most,
+            temperature=request.temperature if own and request.temperature is not None else base.temperature,
+            top_p=request.top_p if own and request.top_p is not None else base.top_p,
+            top_k=base.top_k,
+            stop_ids=self._renderer.stop_ids,
+            seed=seed,
+            top_logprobs=request.top_logprobs if request.logprobs else 0,
+        )
+
+    def _fault(self, flight: Flight, index: int, error: Exception) -> InfrastructureError:
+        """The engine failed: nothing was sampled, the turn counts for nothing, and the rollout is marked."""
+        if not isinstance(error, InfrastructureError):
+            _log.error("the engine raised", exc_info=error)
+            error = EngineError(f"the engine raised {type(error).__name__}: {error}")
+        self.live.faults[self.fault_key] = str(error)
+        self.live.withdraw(self.state, self._laid.leaf, self._serials[index])
+        with suppress(StoreError):  # commit has marked the rollout incomplete
+            self.live.commit(self.state, flight.ended("error", str(error)), None)
+        return error
+
+    def _record(self, flight: Flight, index: int, seed: bytes, sample: Sample, listener: Listener | None) -> Choice:
+        if listener is None:
+            text, cut = self._renderer.decode(sample.tokens), False
+        else:
+            text, cut = listener.finish(sample.tokens)
+        parsed = self._renderer.parse_text(text)
+        calls = self._calls(flight.turn, seed, parsed)
+        named = tuple(call for call in calls if call.name)
+        finish = "length" if sample.stop == "length" and not cut else "tool_calls" if named else "stop"
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.shown}
+        if named:
+            message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in named]
+        self._commit(flight, sample, message, calls, finish)
+        self.cached = max(self.cached, sample.cached_tokens)
+        self.completion_tokens += len(sample.tokens)
+        logprobs = None
+        if self.request.logprobs:
+            logprobs = logprob_entries(sample, self._renderer.decode, self._renderer.stop_ids)
+        return Choice(index, parsed.shown, named, finish, logprobs)
+
+    def _calls(self, turn: int, seed: bytes, parsed: Parsed) -> tuple[ToolCall, ...]:
+        if not parsed.calls:
+            return ()
+        functions = self.request.tools.functions
+        return tuple(
+            ToolCall(self.live.mint(self.state, turn, seed, at), call.name, call.arguments, call_error(call, functions))
+            for at, call in enumerate(parsed.calls)
+        )
+
+    def _commit(
+        self, flight: Flight, sample: Sample, message: Mapping[str, Any], calls: tuple[ToolCall, ...], finish: str
+    ) -> None:
+        live, record = self.live, self.state.record
+        flaw = _flaw(sample, trained=record.trainable)
+        if flaw is not None:
+            live.faults[self.fault_key] = flaw
+            live.commit(self.state, flight.ended("error", flaw, ok=False), None)
+            raise EngineError(flaw, where=f"policy {record.policy!r}")
+        node = None
+        if sample.tokens:
+            node = live.graph.draft_sample(
+                record.id,
+                self._laid.leaf,
+                message,
+                opening=self._laid.opening,
+                tokens=tuple(sample.tokens),
+                logprobs=tuple(sample.logprobs),
+                versions=tuple(sample.versions),
+            )
+        call = Call(
+            flight.call_id,
+            record.id,
+            flight.turn,
+            self._laid.leaf,
+            None if node is None else node.id,
+            finish,
+            calls,
+            len(self.prompt),
+            len(sample.tokens),
+        )
+        live.commit(self.state, call, node)
+        live.faults.pop(self.fault_key, None)
+
+
+CONTEXT_CODE: Final = "context_length_exceeded"
+
+
+async def give_up(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and wait until it has ended."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def sealed() -> RequestError:
+    """The error for a call that comes after sealing."""
+    return RequestError("the rollout is sealed and takes no more calls", status=403, code="session_sealed")
+
+
+def _flaw(sample: Sample, *, trained: bool) -> str | None:
+    """Why a sample cannot be recorded as what was sampled, or None."""
+    count = len(sample.tokens)
+    if not count == len(sample.logprobs) == len(sample.versions):
+        return f"the engine gave {count} tokens, {len(sample.logprobs)} log-probs, {len(sample.versions)} versions"
+    if trained and not all(map(math.isfinite, sample.logprobs)):
+        return "the engine gave a log-prob that is not finite"
+    return None

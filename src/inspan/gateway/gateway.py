@@ -1,0 +1,222 @@
+"""The gateway: where every harness meets the model, and where all that passes is recorded.
+
+Contract: `open` lets a rollout in and hands out its key; `seal` lets nothing more in and returns what was recorded.
+`app` is the ASGI application that harnesses call, over a socket or in-process.
+
+Invariants
+- A call is committed before its last byte reaches the harness.
+- Only a request that is marked as a retry (`x-stainless-retry-count` above 0, or an idempotency key) shares the answer
+  of the request that it repeats; an identical one that is not marked is sampled afresh.
+- A fault of engine or store answers 429 or 503 and marks the trace, unless a retry of the same request mends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from inspan.engine.base import Engine, SamplingParams
+from inspan.errors import InputError, RequestError, StoreError
+from inspan.gateway.app import build_app
+from inspan.gateway.base import Grant, Limits, OutsideChat, Role, Trace
+from inspan.gateway.chat import ChatRequest
+from inspan.gateway.exchange import Exchange, sealed
+from inspan.gateway.live import LiveRollout, SessionState
+from inspan.gateway.render import Renderer
+from inspan.gateway.reply import Reply
+from inspan.gateway.retries import Ask
+from inspan.gateway.scribe import LARGE, DeltaScribe, Scribe
+from inspan.gateway.streaming import stream_exchange, stream_reply
+from inspan.trace.store import TraceStore
+
+MAX_BODY: Final = 64 * 1024 * 1024
+_SEALED: Final = 65536  # keys remembered after sealing, to answer late calls
+
+
+class Gateway:
+    """Serves policies to rollouts. `engines` and `renderers` override by policy; `outside` passes policies through."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        *,
+        store: TraceStore | None = None,
+        engines: Mapping[str, Engine] | None = None,
+        renderers: Mapping[str, Renderer] | None = None,
+        outside: Mapping[str, OutsideChat] | None = None,
+        clock: Callable[[], float] = time.time,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self.max_body = max_body
+        self.clock = clock
+        self._engine, self._engines = engine, dict(engines or {})
+        self._scribe: Scribe = DeltaScribe(renderer)
+        self._scribes: dict[str, Scribe] = {policy: DeltaScribe(r) for policy, r in (renderers or {}).items()}
+        self._outside = dict(outside or {})
+        self._store = store
+        self._live: dict[str, LiveRollout] = {}
+        self._keys: dict[bytes, LiveRollout | None] = {}
+        self._sealed: deque[bytes] = deque()
+        self.app = build_app(self)
+
+    # ---- for the dispatcher -------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        rollout: str,
+        *,
+        roles: Sequence[Role],
+        limits: Limits | None = None,
+        seed: int = 0,
+        sampling: SamplingParams | None = None,
+        default_role: str | None = None,
+    ) -> Grant:
+        """Let a rollout in. `sampling` rules trainable sessions; without it, requests do. Raises `InputError`."""
+        if rollout in self._live:
+            raise InputError(f"rollout {rollout!r} is open already", hint="give each rollout an id of its own")
+        names = [role.name for role in roles]
+        default = default_role if default_role is not None else next(iter(names), "")
+        if default not in names or len(set(names)) < len(names):
+            raise InputError(
+                f"the roles are {names}, the default is {default!r}", where=f"rollout {rollout!r}",
+                hint="give roles of different names, and one of them as the default",
+            )  # fmt: skip
+        key = secrets.token_urlsafe(24)
+        grant = Grant(rollout, key, f"/r/{key}/v1")
+        live = LiveRollout(
+            grant,
+            roles=roles,
+            limits=limits or Limits(),
+            seed=seed,
+            sampling=sampling,
+            default_role=default,
+            store=self._store,
+        )
+        self._live[rollout] = live
+        self._keys[_hash(key)] = live
+        return grant
+
+    def resume(
+        self,
+        rollout: str,
+        *,
+        roles: Sequence[Role],
+        limits: Limits | None = None,
+        seed: int = 0,
+        sampling: SamplingParams | None = None,
+        default_role: str | None = None,
+    ) -> Grant:
+        """Take up a rollout from the store, under a new key; the harness goes on where its last recorded call ended.
+
+        Raises `StoreError` when the store does not know it, `InputError` without a store.
+        """
+        if self._store is None:
+            raise InputError("there is no store to resume from", where=f"rollout {rollout!r}", hint="give one")
+        stored = self._store.load(rollout)
+        grant = self.open(rollout, roles=roles, limits=limits, seed=seed, sampling=sampling, default_role=default_role)
+        try:
+            self._live[rollout].restore(*stored)
+        except BaseException:
+            self._forget(self._live.pop(rollout))
+            raise
+        return grant
+
+    def seal(self, rollout: str) -> Trace:
+        """Let nothing more in and return what was recorded; calls in flight are cancelled. Raises `InputError`."""
+        live = self._live.pop(rollout, None)
+        if live is None:
+            raise InputError(f"rollout {rollout!r} is not open", hint="open it first; seal it once")
+        self._forget(live)
+        return live.trace()
+
+    async def close(self) -> None:
+        """Cancel what runs and refuse all keys. The engines and the store are the caller's to close."""
+        for rollout in list(self._live):
+            self.seal(rollout)
+        await asyncio.sleep(0)
+
+    # ---- for the application ------------------------------------------------------------------------------------
+
+    def authorise(self, key: str | None) -> LiveRollout:
+        """The rollout of a key. Raises `RequestError`: 401 for no or an unknown key, 403 after sealing."""
+        if not key:
+            raise RequestError("there is no API key; send it as a bearer token", status=401, code="invalid_api_key")
+        digest = _hash(key)
+        live = self._keys.get(digest)
+        if live is not None:
+            return live
+        if digest in self._keys:
+            raise sealed()
+        raise RequestError("the API key is unknown", status=401, code="invalid_api_key")
+
+    async def reply(self, live: LiveRollout, request: ChatRequest, ask: Ask) -> Reply:
+        """Serve a request that is not streamed."""
+        state = live.session(request.model, ask.parent_call)
+        shared = await state.replies.shared(ask)
+        if shared is not None:
+            return shared
+        answer = state.replies.begin(ask)
+        try:
+            exchange = await self._exchange(live, state, request, ask)
+            reply = exchange.reply(await exchange.choices(), int(self.clock()))
+            answer.set_result(reply)
+            return reply
+        finally:
+            answer.cancel()
+
+    async def stream(self, live: LiveRollout, request: ChatRequest, ask: Ask) -> AsyncGenerator[bytes, None]:
+        """Serve a request as server-sent events. What is raised before the first piece has a status of its own."""
+        state = live.session(request.model, ask.parent_call)
+        shared = await state.replies.shared(ask)
+        if shared is not None:
+            yield stream_reply(shared, request)
+            return
+        answer = state.replies.begin(ask)
+        try:
+            exchange = await self._exchange(live, state, request, ask)
+            async for piece in stream_exchange(exchange, int(self.clock()), answer):
+                yield piece
+        finally:
+            answer.cancel()
+
+    def models(self, live: LiveRollout) -> list[str]:
+        """The models that a key may call."""
+        return list(live.roles)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    async def _exchange(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Exchange:
+        policy = state.record.policy
+        scribe = self._scribes.get(policy, self._scribe)
+        if sum(len(message["content"]) for message in request.messages) > LARGE:
+            await scribe.prepare(live.graph, state.record.id, request.messages)
+        if live.sealed:
+            raise sealed()
+        engine = self._engines.get(policy, self._engine)
+        return Exchange(live, state, request, scribe, engine, (state.record.id, ask.body))
+
+    def _forget(self, live: LiveRollout) -> None:
+        """Seal: record what is in flight as cancelled, and keep the key only to answer late calls."""
+        for flight in list(live.flights):
+            flight.settled = True
+            with suppress(StoreError):  # commit has marked the rollout incomplete
+                live.commit(flight.state, flight.ended("cancelled"), None)
+            flight.task.cancel()
+        live.sealed = True
+        digest = _hash(live.grant.key)
+        self._keys[digest] = None
+        self._sealed.append(digest)
+        if len(self._sealed) > _SEALED:
+            del self._keys[self._sealed.popleft()]
+
+
+def _hash(key: str) -> bytes:
+    """Keys are looked up by their hash, so that the time it takes tells nothing about them."""
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -1,0 +1,272 @@
+"""The state of one rollout at the gateway. Contract: no I/O but the commit to the store; no HTTP, no engine.
+
+Sessions are keyed by (parent tool call, role) and need no announcement: a first request opens its session, under the
+call that it names or at the root. What was recorded here is what `seal` returns.
+
+Invariants
+- Seeds hang on (rollout seed, tool calls above, context, how often that context was asked), never on arrival order.
+- A call enters `calls` when it is durable, or, when it could not be made so, as `ok=False`.
+- Nothing enters after sealing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from inspan.engine.base import SamplingParams
+from inspan.errors import RequestError, StoreError
+from inspan.gateway.base import Grant, Limits, Role, Trace
+from inspan.gateway.retries import Replies
+from inspan.trace.graph import MessageGraph
+from inspan.trace.records import Call, Node, Session
+from inspan.trace.steps import StepTree
+from inspan.trace.store import TraceStore
+
+
+@dataclass(slots=True, eq=False)
+class SessionState:
+    """A session with what the gateway remembers of it. `origin` seeds it: the hash of the calls above."""
+
+    record: Session
+    origin: bytes
+    stored: bool = False
+    turns: int = 0  # requests admitted so far, each choice counted
+    in_flight: int = 0
+    refused: bool = False
+    asked: dict[int, int] = field(default_factory=dict)  # context leaf → how often it was sampled from
+    replies: Replies = field(default_factory=Replies)
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    """Where a tool call id was minted: the session and its turn, the seed of the turn, the call's index in it."""
+
+    state: SessionState
+    turn: int
+    seed: bytes
+    index: int
+
+
+class LiveRollout:
+    """One rollout between `open` and `seal`."""
+
+    def __init__(
+        self,
+        grant: Grant,
+        *,
+        roles: Sequence[Role],
+        limits: Limits,
+        seed: int,
+        sampling: SamplingParams | None,
+        default_role: str,
+        store: TraceStore | None,
+    ) -> None:
+        self.grant = grant
+        self.id = grant.rollout
+        self.roles = {role.name: role for role in roles}
+        self.limits = limits
+        self.sampling = sampling
+        self.graph = MessageGraph()
+        self.calls: list[Call] = []
+        self.complete = True
+        self.limit_hit: str | None = None
+        self.sealed = False
+        self.faults: dict[object, str] = {}
+        self.flights: set[Any] = set()  # choices that the engine is sampling now
+        self._default_role = default_role
+        self._seed = b"%d" % seed
+        self._store = store
+        self._steps = StepTree(width=limits.width)
+        self._states: dict[tuple[str | None, str], SessionState] = {}
+        self._minted: dict[str, Minted] = {}
+        self._digests: dict[int, bytes] = {}
+        self._committed: set[int] = set()
+        self._admitted = 0
+
+    # ---- sessions and limits ------------------------------------------------------------------------------------
+
+    def session(self, model: str, parent_call: str | None) -> SessionState:
+        """The session of a request; opened when it is the first. Raises `RequestError` for an unknown model or call."""
+        role = self.roles.get(model or self._default_role)
+        if role is None:
+            known = ", ".join(sorted(self.roles))
+            raise RequestError(f"there is no model {model!r}; models: {known}", status=404, code="model_not_found")
+        state = self._states.get((parent_call, role.name))
+        if state is not None:
+            return state
+        if parent_call is None:
+            origin = _digest(self._seed, role.name.encode())
+            return self._open(Session(role.name, role.name, role.policy, role.trainable), origin)
+        minted = self._minted.get(parent_call)
+        if minted is None:
+            raise RequestError(
+                f"X-Parent-Call names {parent_call!r:.80}, which is no tool call of this rollout",
+                code="unknown_parent_call",
+            )
+        above = minted.state.record
+        origin = _digest(minted.seed, b"%d" % minted.index, role.name.encode())
+        name = f"{above.id}/{minted.turn}.{minted.index}:{role.name}"
+        return self._open(Session(name, role.name, role.policy, role.trainable, above.id, parent_call), origin)
+
+    def admit(self, state: SessionState, choices: int) -> int:
+        """Begin `choices` turns of a session; returns the first's index. Raises `RequestError` (403) at a limit."""
+        limits = self.limits
+        if limits.calls is not None and self._admitted + choices > limits.calls:
+            raise self.refuse(state, "calls", f"{limits.calls} model calls are used up")
+        if limits.critical_steps is not None:
+            left = self._steps.left(state.record.id, limits.critical_steps)
+            if state.record.parent is None:  # several sessions at the root share one budget
+                left = limits.critical_steps - self._steps.total()
+            if left is not None and left - state.in_flight < choices:
+                raise self.refuse(state, "critical_steps", f"{limits.critical_steps} critical steps are used up")
+        turn = state.turns
+        state.turns += choices
+        state.in_flight += choices
+        self._admitted += choices
+        return turn
+
+    def withdraw(self, state: SessionState, leaf: int, serial: int) -> None:
+        """A begun turn came to nothing through no fault of the agent: it counts for nothing."""
+        self._admitted -= 1
+        if state.asked[leaf] == serial + 1:
+            state.asked[leaf] = serial
+
+    def forgo(self, state: SessionState, choices: int) -> None:
+        """An admitted request is not to be sampled after all."""
+        state.in_flight -= choices
+        self._admitted -= choices
+
+    def refuse(
+        self, state: SessionState, limit: str, what: str, *, status: int = 403, code: str = "budget_exhausted"
+    ) -> RequestError:
+        """The error for a limit; the first refusal of each session is recorded as a call."""
+        self.limit_hit = self.limit_hit or limit
+        if not state.refused:
+            state.refused = True
+            session, turn = state.record.id, state.turns
+            self.commit(state, Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=what), None)
+        return RequestError(what, status=status, code=code)
+
+    # ---- seeds and ids ------------------------------------------------------------------------------------------
+
+    def ask(self, state: SessionState, leaf: int, choices: int) -> range:
+        """Count a context as asked for `choices` more samples; their serial numbers under it."""
+        first = state.asked.get(leaf, 0)
+        state.asked[leaf] = first + choices
+        return range(first, first + choices)
+
+    def turn_seed(self, state: SessionState, leaf: int, serial: int) -> bytes:
+        """The seed of the serial-th sample of a context."""
+        return _digest(state.origin, self._context_digest(leaf), b"%d" % serial)
+
+    def mint(self, state: SessionState, turn: int, seed: bytes, index: int) -> str:
+        """A tool call id: unique in the rollout, and not to be guessed without its seed."""
+        serial = 0
+        while True:
+            call_id = "call_" + _digest(seed, b"call", b"%d.%d" % (index, serial)).hex()[:24]
+            if call_id not in self._minted:
+                self._minted[call_id] = Minted(state, turn, seed, index)
+                return call_id
+            serial += 1
+
+    def _context_digest(self, leaf: int) -> bytes:
+        missing: list[int] = []
+        at: int | None = leaf
+        while at is not None and at not in self._digests:
+            missing.append(at)
+            at = self.graph.nodes[at].parent
+        digest = b"" if at is None else self._digests[at]
+        for node in reversed(missing):
+            tokens = array("q", self.graph.nodes[node].tokens)
+            digest = self._digests[node] = _digest(digest, tokens.tobytes())
+        return digest
+
+    # ---- recording ----------------------------------------------------------------------------------------------
+
+    def commit(self, state: SessionState, call: Call, sampled: Node | None) -> None:
+        """Make a call durable with all that it stands on, then enter it. Raises `StoreError`, having entered it as
+        `ok=False`: then the rollout is incomplete."""
+        nodes = [] if sampled is None else [sampled]
+        at = call.context
+        while at is not None and at not in self._committed:
+            nodes.append(self.graph.nodes[at])
+            at = nodes[-1].parent
+        nodes.reverse()
+        if self._store is not None:
+            try:
+                self._store.commit_call(self.id, call, nodes, () if state.stored else (state.record,))
+            except StoreError as error:
+                self.complete = False
+                self.calls.append(replace(call, node=None, ok=False, error=str(error)))
+                raise
+            state.stored = True
+        self._committed.update(node.id for node in nodes)
+        if sampled is not None:
+            self.graph.enter(sampled)
+        self.calls.append(call)
+        self._steps.add_call(call)
+        if not call.ok:
+            self.complete = False
+
+    def fault(self) -> str | None:
+        """The first infrastructure fault that no retry mended."""
+        return next(iter(self.faults.values()), None)
+
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+        sessions = [state.record for state in self._states.values()]
+        return Trace(
+            self.id, sessions, self.graph.records(), list(self.calls), self.complete, self.limit_hit, self.fault()
+        )
+
+    def restore(self, sessions: Sequence[Session], nodes: Sequence[Node], calls: Sequence[Call]) -> None:
+        """Take up a rollout from its records, under the grant and limits of this one. Raises `StoreError`."""
+        try:
+            self.graph = MessageGraph.restore((), nodes)
+        except ValueError as error:
+            raise StoreError(str(error), where=f"rollout {self.id!r}", hint="start the rollout anew") from error
+        self._committed = {node.id for node in nodes}
+        for session in sessions:
+            if session.parent_call is None:
+                origin = _digest(self._seed, session.agent.encode())
+            else:
+                minted = self._minted[session.parent_call]
+                origin = _digest(minted.seed, b"%d" % minted.index, session.agent.encode())
+            state = self._open(session, origin)
+            state.stored = True
+            for call in (call for call in calls if call.session == session.id):
+                self._restore_call(state, call)
+        self.calls = list(calls)
+        self.complete = all(call.ok for call in calls)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _open(self, session: Session, origin: bytes) -> SessionState:
+        self.graph.add_session(session)
+        self._steps.add_session(session)
+        state = self._states[session.parent_call, session.agent] = SessionState(session, origin)
+        return state
+
+    def _restore_call(self, state: SessionState, call: Call) -> None:
+        if call.finish == "limit":
+            state.refused = True
+            return
+        self._admitted += 1
+        state.turns = max(state.turns, call.turn + 1)
+        self._steps.add_call(call)
+        if call.context is None or call.finish == "error":
+            return
+        serial = int(call.id.rpartition(".")[2])
+        state.asked[call.context] = max(state.asked.get(call.context, 0), serial + 1)
+        seed = self.turn_seed(state, call.context, serial)
+        for index, tool_call in enumerate(call.tool_calls):
+            self._minted[tool_call.id] = Minted(state, call.turn, seed, index)
+
+
+def _digest(*parts: bytes) -> bytes:
+    """A hash of parts, none of which can run into the next."""
+    return blake2b(b"".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).digest()

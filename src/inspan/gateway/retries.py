@@ -1,0 +1,71 @@
+"""Which answer a repeated request gets. Contract: only requests that are *marked* as repeated share an answer.
+
+A mark is `x-stainless-retry-count` above 0 (the openai clients send it) or an idempotency key. An identical request
+without a mark is a wish for another sample. Answers that failed are not shared: the retry is served afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from inspan.errors import RequestError
+from inspan.gateway.reply import Reply
+
+REMEMBERED: Final = 16  # answers of a session
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request says beside its body: the tool call that it is made for, and whether it repeats another.
+
+    `body` tells bodies apart.
+    """
+
+    body: object
+    parent_call: str | None = None
+    retry: bool = False
+    idempotency_key: str | None = None
+
+
+class Replies:
+    """The last answers of one session, and those to come."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[object, tuple[object, asyncio.Future[Reply]]] = OrderedDict()
+
+    async def shared(self, ask: Ask) -> Reply | None:
+        """The answer of the request that this one repeats, waiting for it if need be; None: serve it afresh.
+
+        Raises `RequestError` when an idempotency key comes again with another body.
+        """
+        if not ask.retry and ask.idempotency_key is None:
+            return None
+        body, future = self._entries.get(_key(ask), (None, None))
+        if future is None:
+            return None
+        if body != ask.body:
+            raise RequestError("was used before with another body", param="Idempotency-Key")
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if future.cancelled() and not (task and task.cancelling()):
+                return None  # the first attempt was given up, or failed
+            raise
+
+    def begin(self, ask: Ask) -> asyncio.Future[Reply]:
+        """Remember a request. Set the future's result when it is answered; cancel it when it failed."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        key = _key(ask)
+        self._entries[key] = (ask.body, future)
+        self._entries.move_to_end(key)
+        if len(self._entries) > REMEMBERED:
+            self._entries.popitem(last=False)
+        return future
+
+
+def _key(ask: Ask) -> object:
+    return ask.body if ask.idempotency_key is None else ("key", ask.idempotency_key)

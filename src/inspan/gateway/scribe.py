@@ -1,0 +1,106 @@
+"""Lays a request onto the message graph and renders what is new. Contract: no I/O; deltas are rendered once and cached.
+
+Two scribes with one interface: `DeltaScribe` for renderers whose deltas stand on their own (ChatML), `TemplateScribe`
+for chat templates that only render whole conversations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from inspan.gateway.render import Renderer, Tail
+from inspan.trace.graph import MessageGraph, identity
+from inspan.trace.records import Message, Tokens
+
+_CACHED: Final = 4096
+_CACHED_CHARS: Final = 16384  # longer messages are rendered each time: they would crowd the cache out
+LARGE: Final = 262144  # a request of more characters is rendered in a thread beforehand
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A request on the graph: its last context node, the ids before the generation prompt, and that prompt."""
+
+    leaf: int
+    context: Tokens
+    opening: Tokens
+
+    @property
+    def prompt(self) -> Tokens:
+        """All ids that the engine is to continue."""
+        return self.context + self.opening
+
+
+class Scribe(Protocol):
+    """Lays a message list onto a session."""
+
+    renderer: Renderer
+
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> Laid:
+        """Match the messages, enter the new ones, and return where that leads."""
+        ...
+
+    async def prepare(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> None:
+        """Render what is large and new in a thread, so that `lay` does not hold up the event loop."""
+        ...
+
+    def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
+        """The delta of a message under `leaf` that our engine did not sample (an outside model's answer)."""
+        ...
+
+
+class DeltaScribe:
+    """For renderers whose deltas depend on nothing but how the path ends."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self._stop_ids = frozenset(renderer.stop_ids)
+        self._openings: dict[Tail, Tokens] = {}
+        self._deltas: OrderedDict[Hashable, Tokens] = OrderedDict()
+        self._prepared: dict[Hashable, Tokens] = {}
+
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> Laid:
+        """Match the messages, enter the new ones, and return where that leads."""
+        match = graph.match(session, messages)
+        leaf, fork = match.node, match.fork
+        tail: Tail = graph.tail(leaf, self._stop_ids)
+        for message in messages[match.depth :]:
+            leaf = graph.add_context(session, leaf, message, self._delta(message, tail), fork).id
+            fork, tail = None, "context"
+        if leaf is None:
+            raise ValueError("there are no messages")
+        if tail not in self._openings:
+            self._openings[tail] = self.renderer.opening(after=tail)
+        return Laid(leaf, graph.tokens(leaf), self._openings[tail])
+
+    def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
+        """The delta of a message that our engine did not sample."""
+        return self.renderer.context(message, after=graph.tail(leaf, self._stop_ids))
+
+    async def prepare(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> None:
+        """Render what is large and new in a thread."""
+        match = graph.match(session, messages)
+        tail: Tail = graph.tail(match.node, self._stop_ids)
+        for message in messages[match.depth :]:
+            if len(message["content"]) > _CACHED_CHARS:
+                delta = await asyncio.to_thread(self.renderer.context, message, after=tail)
+                self._prepared[tail, identity(message)] = delta
+            tail = "context"
+
+    def _delta(self, message: Message, tail: Tail) -> Tokens:
+        if len(message["content"]) > _CACHED_CHARS:
+            prepared = self._prepared.pop((tail, identity(message)), None)
+            return prepared if prepared is not None else self.renderer.context(message, after=tail)
+        key = (tail, identity(message))
+        delta = self._deltas.get(key)
+        if delta is None:
+            delta = self._deltas[key] = self.renderer.context(message, after=tail)
+            if len(self._deltas) > _CACHED:
+                self._deltas.popitem(last=False)
+        else:
+            self._deltas.move_to_end(key)
+        return delta
