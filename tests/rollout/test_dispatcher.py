@@ -8,9 +8,9 @@ import json
 import random
 
 import pytest
-from rollout_fakes import FakeGateway, job, polite, runner, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollout_fakes import FakeGateway, job, polite, runner, task
 
 from inspan.errors import CheckpointError, EngineError, InfrastructureError, StoreError
 from inspan.rollout.dispatcher import Dispatcher, DispatchSettings, member_seed, next_life, run_tasks

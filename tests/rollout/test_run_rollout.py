@@ -395,9 +395,9 @@ async def test_a_user_function_in_an_endless_python_loop_is_interrupted(monkeypa
     ended = threading.Event()
 
     def spins(task, ctx):
-        post(ctx)
-        home.call_soon_threadsafe(ring.set)
         try:
+            post(ctx)
+            home.call_soon_threadsafe(ring.set)
             while True:
                 time.sleep(0.001)
         finally:
@@ -415,9 +415,9 @@ async def test_an_async_user_function_that_hangs_is_cancelled(monkeypatch):
     ended = threading.Event()
 
     async def hangs(task, ctx):
-        await asyncio.to_thread(post, ctx)
-        home.call_soon_threadsafe(ring.set)
         try:
+            await asyncio.to_thread(post, ctx)
+            home.call_soon_threadsafe(ring.set)
             await asyncio.Event().wait()
         finally:
             ended.set()
