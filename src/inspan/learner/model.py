@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from inspan.errors import ModelError
 from inspan.learner.packing import Row
+from inspan.learner.store import is_complete, read_manifest
 
 LOGIT_CHUNK = 1 << 24
 """Most logits (tokens × vocabulary) that are alive at once: 64 MiB in float32."""
@@ -31,7 +32,7 @@ class Lora:
     """Low-rank adapters (peft). `rank` 0 trains all weights. `targets` empty: every linear layer of the blocks."""
 
     rank: int = 0
-    alpha: int = 32
+    alpha: float = 32.0
     targets: tuple[str, ...] = ()
 
 
@@ -40,17 +41,32 @@ def load_model(
 ) -> nn.Module:
     """Load the causal LM in directory `path` with float32 parameters, ready to train.
 
-    Raises ModelError when the directory is not a loadable model, or when its logits need a correction that the
-    learner does not apply (soft-capping, scaling).
+    Raises ModelError when the directory is not a loadable model, lacks weights, or when its logits need a correction
+    that the learner does not apply (soft-capping, scaling); CheckpointError when it does not match its own manifest.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     if not (Path(path) / "config.json").is_file():
         raise ModelError("no config.json", where=str(path), hint="give the directory of a model with config.json")
+    if is_complete(Path(path)):
+        read_manifest(Path(path))
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the model: {error}", where=str(path), hint="is it complete?") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    model, info = loaded
+    if lacking := sorted(info["missing_keys"]):
+        what = f"{len(lacking)} weights are missing, e.g. {lacking[0]!r}"
+        raise ModelError(what, where=str(path), hint="they would be random; get the complete model")
     return prepare(model.to(device), lora=lora, gradient_checkpointing=gradient_checkpointing)
 
 
@@ -60,12 +76,14 @@ def prepare(model: Any, *, lora: Lora | None = None, gradient_checkpointing: boo
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise ModelError(f"the model's {name} is not supported by the learner", where=model.config.model_type)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     if lora is not None and lora.rank > 0:
         from peft import LoraConfig, get_peft_model
 
         targets = list(lora.targets) or "all-linear"
-        model = get_peft_model(model, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets))
+        scale: Any = lora.alpha  # peft's annotation asks for an int; it only divides
+        model = get_peft_model(model, LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=targets))
     for module in model.modules():  # a ratio of two passes is only meaningful without dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0

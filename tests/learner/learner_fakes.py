@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -51,6 +53,16 @@ def make_credit(rng, *, rollout: int, group: int, length: int, advantage=None, n
     return ChainCredit(chain, advantages, tuple(float(t) for t in trained), rollout=rollout, group=group)
 
 
+def chain_of(tokens, *, trained, rollout: int = 0, group: int = 0, advantage: float = 1.0):
+    """A chain of the given tokens, of which the positions in `trained` were sampled with log-prob −1."""
+    mask = tuple(i in trained for i in range(len(tokens)))
+    numbers = tuple(float(t) for t in mask)
+    integers = tuple(0 if t else -1 for t in mask)
+    logprobs = tuple(-1.0 if t else 0.0 for t in mask)
+    chain = Chain("s", "main", "policy", tuple(tokens), mask, logprobs, integers, integers, (0,))
+    return ChainCredit(chain, tuple(advantage * n for n in numbers), numbers, rollout=rollout, group=group)
+
+
 def make_credits(seed: int = 0, *, groups: int = 3, members: int = 4, chains: int = 2, on_policy=None):
     """Groups × members × chains of uneven lengths; `on_policy` (a model) fills in its own log-probs."""
     rng = np.random.default_rng(seed)
@@ -80,6 +92,4 @@ def model_logprobs(model, credit, temperature: float = 1.0):
 
 def with_logprobs(credit, logprobs):
     """The same credit with other behaviour log-probs."""
-    from dataclasses import replace
-
     return replace(credit, chain=replace(credit.chain, logprobs=tuple(logprobs)))
