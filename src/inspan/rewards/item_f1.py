@@ -22,8 +22,9 @@ class ItemScore(NamedTuple):
 def score_items(predicted: Sequence[Row], truth: Sequence[Row], keys: Sequence[int]) -> ItemScore:
     """Compare tables cell by cell. Rows are aligned on the cells at `keys`; a row is aligned at most once.
 
-    An item is a cell, key cells included. Precision is over the cells of the predicted rows, at least one row's worth
-    each (a row of keys alone is not cheaper than a full one); recall is over the cells of the truth.
+    An item is a cell beyond the key columns (any cell, where all columns are keys): keys stand in the question, and
+    copying them earns nothing. Precision is over the items of the predicted rows, at least one row's worth each (a row
+    of keys alone is not cheaper than a full one); recall is over the items of the truth.
     """
     if not predicted and not truth:
         return ItemScore(1.0, 1.0, 1.0)
@@ -31,15 +32,16 @@ def score_items(predicted: Sequence[Row], truth: Sequence[Row], keys: Sequence[i
     for row in truth:
         waiting.setdefault(tuple(row[k] for k in keys), []).append(row)
     width = max((len(row) for row in truth), default=0)
+    spared = 0 if width == len(keys) else len(keys)
     hits = said = 0
     for row in predicted:
-        said += max(len(row), width)
+        said += max(len(row), width) - spared
         key = tuple(row[k] if k < len(row) else "" for k in keys)
         if candidates := waiting.get(key):
             best = max(candidates, key=lambda true: _same(row, true))
             candidates.remove(best)
-            hits += _same(row, best)
-    wanted = sum(len(row) for row in truth)
+            hits += _same(row, best) - spared
+    wanted = sum(len(row) - spared for row in truth)
     precision = hits / said if said else 0.0
     recall = hits / wanted if wanted else 0.0
     return ItemScore(precision, recall, 2 * precision * recall / (precision + recall) if hits else 0.0)
