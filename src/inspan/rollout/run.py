@@ -18,6 +18,7 @@ import httpx2
 from inspan.engine.base import SamplingParams
 from inspan.errors import InfrastructureError, LimitExceeded
 from inspan.gateway.base import Grant, Limits, Role, Trace
+from inspan.gateway.transport import IN_PROCESS_URL, in_process_client
 from inspan.harness.base import Context, Endpoint, Toolbox
 from inspan.rollout.load import LoadedHarness
 from inspan.rollout.loopback import Loopback
@@ -168,7 +169,7 @@ class Runner:
         tools = self.make_tools(job.task, job.seed, events.append) if self.make_tools else None
         client = None
         if self.harness.on_loop:
-            base, client = "http://inspan", self._in_process()
+            base, client = IN_PROCESS_URL, self._in_process()
         else:
             base = await self._socket()
             tools = _Bridge(tools, asyncio.get_running_loop()) if tools else None
@@ -185,8 +186,7 @@ class Runner:
 
     def _in_process(self) -> httpx2.AsyncClient:
         if self._client is None:
-            transport = httpx2.ASGITransport(app=self.gateway.app, raise_app_exceptions=False)
-            self._client = httpx2.AsyncClient(transport=transport, timeout=None)
+            self._client = in_process_client(self.gateway.app)
         return self._client
 
     async def _socket(self) -> str:

@@ -132,12 +132,12 @@ class Threads:
 
     async def give_up(self, call: Call, grace_s: float) -> None:
         """Stop a call: cancelled first, interrupted when that does not help, and left behind when nothing does."""
+        call.future.add_done_callback(lambda future: future.cancelled() or future.exception())  # nobody else looks
         for means in (call.cancel, call.interrupt):
             if not means():
                 continue
             await asyncio.wait({call.future}, timeout=grace_s)
             if call.future.done():
-                call.future.exception()  # seen
                 return
         self._hung.add(call)
         self._places.release()
