@@ -1,0 +1,1 @@
+"""Rollouts: groups dispatched, run in their harness, and handed out exactly once."""
