@@ -1,0 +1,148 @@
+"""The commands and their options. Contract: thin; each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="inspan",
+    help="Train agents with reinforcement learning in the harness that they ship in.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Target = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A recipe (TOML), or the folder of a run.", show_default=False)
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. train.lr=1e-4 or rewards.1.weight=0.",
+        show_default=False,
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)]
+
+
+@app.command()
+def train(
+    recipe: Target,
+    settings: Settings = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.", show_default=False)] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Fixed order and batch shapes: resuming is bit-equal.")
+    ] = False,
+) -> None:
+    """Train a policy as a recipe says and write a run directory with its report."""
+    from inspan.cli import train as command
+
+    options = command.overridden(settings or [], seed, deterministic)
+    command.train(recipe, options, out=out, resume=resume, dry_run=dry_run)
+
+
+@app.command(name="eval")
+def evaluate(
+    recipe: Target,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Evaluate the arms of a recipe, or of a finished run, on held-out tasks."""
+    from inspan.cli import train as command
+
+    command.evaluate(recipe, command.overridden(settings or [], seed, False), as_json=json)
+
+
+@app.command()
+def chat(
+    agent: Annotated[str, typer.Argument(help="swarm or single.", show_default=False)],
+    base_url: Annotated[str, typer.Option(help="An OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1.")],
+    question: Annotated[str, typer.Option(help="What to ask.")],
+    api_key: Annotated[str | None, typer.Option(help="Default: $OPENAI_API_KEY.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the server's only model.", show_default=False)] = None,
+    subagent_model: Annotated[str | None, typer.Option(help="Default: the same model.", show_default=False)] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Folder of texts, or JSONL of documents, to search.", show_default=False)
+    ] = None,
+    critical_steps: Annotated[int, typer.Option(min=1, help="The budget.")] = 14,
+    width: Annotated[int, typer.Option(min=1, help="Concurrent sub-agents.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show tool calls.")] = False,
+) -> None:
+    """Ask a built-in agent one question, through any OpenAI-compatible server."""
+    from inspan.cli.chat import ChatSettings
+    from inspan.cli.chat import chat as command
+
+    command(
+        ChatSettings(
+            agent, base_url, question, api_key, model, subagent_model, corpus, critical_steps, width, max_tokens, quiet
+        )
+    )
+
+
+@app.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
+    """Say what this machine can run, and why not."""
+    from inspan.cli.doctor import doctor as command
+
+    raise typer.Exit(command(as_json=json))
+
+
+@app.command()
+def export(
+    run: RunDir,
+    fmt: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    what: Annotated[str, typer.Option(help="trace (a row a message) or training (a row a chain).")] = "trace",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Default: inside the run.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a run's traces or training data to one file."""
+    from inspan.cli.export import export as command
+
+    command(run, fmt=fmt, what=what, out=out)
+
+
+@app.command()
+def view(run: RunDir) -> None:
+    """Write a run's report anew and print its path."""
+    from inspan.cli.export import view as command
+
+    command(run)
+
+
+@app.command()
+def warmstart(recipe: Target, settings: Settings = None, out: Out = None) -> None:
+    """Make a base model: tokenizer, copy phase, demonstrations."""
+    from inspan.cli import train as command
+
+    command.warmstart(recipe, settings or [], out=out)
+
+
+def version(value: bool) -> None:
+    """Print the version and stop."""
+    if value:
+        from inspan import __version__
+
+        print(f"inspan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train agents with reinforcement learning in the harness that they ship in."""

@@ -1,0 +1,105 @@
+"""`inspan chat`: a built-in agent outside training, against any OpenAI-compatible server.
+
+The very code that is trained runs here: the same prompts, tools and limits, through the same client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from inspan.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """Where to ask, and how."""
+
+    agent: str
+    base_url: str
+    question: str
+    api_key: str | None = None
+    model: str | None = None
+    subagent_model: str | None = None
+    corpus: Path | None = None
+    critical_steps: int = 14
+    width: int = 16
+    max_tokens: int = 512
+    quiet: bool = False
+
+
+def chat(settings: ChatSettings) -> None:
+    """Ask one question and print the answer; tool calls are shown on stderr as they happen.
+
+    Raises InputError when the server cannot be reached, refuses the key, or has not the model.
+    """
+    print(asyncio.run(ask(settings)))
+
+
+async def ask(settings: ChatSettings) -> str:
+    """The agent's answer."""
+    import openai
+
+    from inspan.harness import single, swarm
+    from inspan.harness.base import Context, Endpoint
+    from inspan.harness.tools import Library, LibraryTools
+    from inspan.retrieval.corpus import load_corpus
+    from inspan.tasks.base import Task
+
+    agents = {"swarm": swarm.run, "single": single.run}
+    if settings.agent not in agents:
+        raise InputError(f"unknown agent {settings.agent!r}", hint=f"known: {', '.join(agents)}")
+    events: list = []
+    tools = None
+    if settings.corpus is not None:
+        tools = LibraryTools(
+            Library.of(load_corpus(settings.corpus)), snippet_chars=160, on_event=_Teller(settings.quiet)
+        )
+    key = settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+    where = settings.base_url
+    try:
+        async with openai.AsyncOpenAI(base_url=where, api_key=key, max_retries=1) as client:
+            model = settings.model or await _only_model(client, where)
+        first = Endpoint(where, key, model)
+        second = Endpoint(where, key, settings.subagent_model or model)
+        endpoints = {"main": first, "orchestrator": first, "subagent": second}
+        context = Context(
+            endpoints, tools, settings.critical_steps, None, settings.max_tokens, {"width": settings.width}, events
+        )
+        return await agents[settings.agent](Task("chat", settings.question, None), context)
+    except openai.APIConnectionError as error:
+        raise InputError(
+            f"cannot reach the server: {error.__cause__ or error}", where=where, hint="check --base-url"
+        ) from None
+    except openai.AuthenticationError:
+        raise InputError("the server refuses the key", where=where, hint="give --api-key or OPENAI_API_KEY") from None
+    except openai.NotFoundError as error:
+        raise InputError(
+            f"not found: {error.message}", where=where, hint="check --base-url (…/v1) and --model"
+        ) from None
+    except openai.APIStatusError as error:
+        raise InputError(f"the server answered {error.status_code}: {error.message}", where=where) from None
+
+
+async def _only_model(client, where: str) -> str:
+    """The one model that a server offers; InputError listing them when there are more."""
+    names = [model.id async for model in client.models.list()]
+    if len(names) == 1:
+        return names[0]
+    offered = ", ".join(names[:12]) or "none"
+    raise InputError(f"the server offers {len(names)} models: {offered}", where=where, hint="choose one with --model")
+
+
+class _Teller:
+    """Shows tool calls as they happen."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def __call__(self, event) -> None:
+        if not self.quiet:
+            state = "" if event.ok else f": {event.detail}"
+            print(f"  {event.session or 'main'} {event.name}{state}", file=sys.stderr)
