@@ -13,7 +13,7 @@ import json
 import marshal
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from inspan.errors import RequestError
@@ -42,6 +42,7 @@ class ChatRequest:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)  # as it was sent, for outside models
 
 
 def parse_request(raw: bytes) -> ChatRequest:
@@ -66,6 +67,7 @@ def parse_request(raw: bytes) -> ChatRequest:
         max_tokens=most if most is not None else _integer(body, "max_tokens", 1),
         temperature=_number(body, "temperature", 0.0, 2.0),
         top_p=_number(body, "top_p", 0.0, 1.0),
+        body=body,
     )
 
 

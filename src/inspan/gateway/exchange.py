@@ -19,7 +19,7 @@ from inspan.engine.base import Engine, Sample, SamplingParams
 from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
 from inspan.gateway.chat import ChatRequest
 from inspan.gateway.live import LiveRollout, SessionState
-from inspan.gateway.render import Parsed, Renderer
+from inspan.gateway.render import Parsed, Reader
 from inspan.gateway.reply import Choice, Reply, Usage, logprob_entries
 from inspan.gateway.schema import call_error
 from inspan.gateway.scribe import Scribe
@@ -36,7 +36,7 @@ class Listener:
     The engine may call it from a thread of its own.
     """
 
-    def __init__(self, renderer: Renderer, stops: Sequence[str], show: Callable[[str], None] | None) -> None:
+    def __init__(self, renderer: Reader, stops: Sequence[str], show: Callable[[str], None] | None) -> None:
         self._detokeniser = Detokeniser(renderer.decode)
         self._finder = StopFinder(stops)
         self._showing = Showing(renderer.call_marker, stops)
@@ -180,7 +180,7 @@ class Exchange:
         except RequestError as error:
             raise live.refuse(self.state, "tokens", str(error), status=400, code=CONTEXT_CODE) from error
         except Exception as error:
-            raise self._fault(flight, index, error) from error
+            raise self._fault(flight, index, as_fault(error)) from error
         finally:
             live.flights.discard(flight)
             self.state.in_flight -= 1
@@ -217,11 +217,8 @@ class Exchange:
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
 
-    def _fault(self, flight: Flight, index: int, error: Exception) -> InfrastructureError:
+    def _fault(self, flight: Flight, index: int, error: InfrastructureError) -> InfrastructureError:
         """The engine failed: nothing was sampled, the turn counts for nothing, and the rollout is marked."""
-        if not isinstance(error, InfrastructureError):
-            _log.error("the engine raised", exc_info=error)
-            error = EngineError(f"the engine raised {type(error).__name__}: {error}")
         self.live.faults[self.fault_key] = str(error)
         self.live.withdraw(self.state, self._laid.leaf, self._serials[index])
         with suppress(StoreError):  # commit has marked the rollout incomplete
@@ -293,6 +290,14 @@ class Exchange:
 
 
 CONTEXT_CODE: Final = "context_length_exceeded"
+
+
+def as_fault(error: Exception) -> InfrastructureError:
+    """What a model's server raised, as a fault of the infrastructure."""
+    if isinstance(error, InfrastructureError):
+        return error
+    _log.error("the engine raised", exc_info=error)
+    return EngineError(f"the engine raised {type(error).__name__}: {error}")
 
 
 async def give_up(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -28,11 +28,14 @@ from inspan.gateway.base import Grant, Limits, OutsideChat, Role, Trace
 from inspan.gateway.chat import ChatRequest
 from inspan.gateway.exchange import Exchange, sealed
 from inspan.gateway.live import LiveRollout, SessionState
+from inspan.gateway.outside import OutsideExchange
 from inspan.gateway.render import Renderer
+from inspan.gateway.renderers import scribe_for
 from inspan.gateway.reply import Reply
 from inspan.gateway.retries import Ask
-from inspan.gateway.scribe import LARGE, DeltaScribe, Scribe
+from inspan.gateway.scribe import LARGE, Scribe
 from inspan.gateway.streaming import stream_exchange, stream_reply
+from inspan.gateway.template import TemplateRenderer
 from inspan.trace.store import TraceStore
 
 MAX_BODY: Final = 64 * 1024 * 1024
@@ -45,11 +48,11 @@ class Gateway:
     def __init__(
         self,
         engine: Engine,
-        renderer: Renderer,
+        renderer: Renderer | TemplateRenderer,
         *,
         store: TraceStore | None = None,
         engines: Mapping[str, Engine] | None = None,
-        renderers: Mapping[str, Renderer] | None = None,
+        renderers: Mapping[str, Renderer | TemplateRenderer] | None = None,
         outside: Mapping[str, OutsideChat] | None = None,
         clock: Callable[[], float] = time.time,
         max_body: int = MAX_BODY,
@@ -57,8 +60,8 @@ class Gateway:
         self.max_body = max_body
         self.clock = clock
         self._engine, self._engines = engine, dict(engines or {})
-        self._scribe: Scribe = DeltaScribe(renderer)
-        self._scribes: dict[str, Scribe] = {policy: DeltaScribe(r) for policy, r in (renderers or {}).items()}
+        self._scribe: Scribe = scribe_for(renderer)
+        self._scribes: dict[str, Scribe] = {policy: scribe_for(r) for policy, r in (renderers or {}).items()}
         self._outside = dict(outside or {})
         self._store = store
         self._live: dict[str, LiveRollout] = {}
@@ -88,6 +91,10 @@ class Gateway:
                 f"the roles are {names}, the default is {default!r}", where=f"rollout {rollout!r}",
                 hint="give roles of different names, and one of them as the default",
             )  # fmt: skip
+        for role in roles:
+            if role.trainable and role.policy in self._outside:
+                raise InputError(f"role {role.name!r} is trainable, but {role.policy!r} is an outside model",
+                                 where=f"rollout {rollout!r}", hint="train a policy of the engine")  # fmt: skip
         key = secrets.token_urlsafe(24)
         grant = Grant(rollout, key, f"/r/{key}/v1")
         live = LiveRollout(
@@ -164,8 +171,11 @@ class Gateway:
             return shared
         answer = state.replies.begin(ask)
         try:
-            exchange = await self._exchange(live, state, request, ask)
-            reply = exchange.reply(await exchange.choices(), int(self.clock()))
+            if state.record.policy in self._outside:
+                reply = await self._ask_outside(live, state, request, ask)
+            else:
+                exchange = await self._exchange(live, state, request, ask)
+                reply = exchange.reply(await exchange.choices(), int(self.clock()))
             answer.set_result(reply)
             return reply
         finally:
@@ -180,6 +190,11 @@ class Gateway:
             return
         answer = state.replies.begin(ask)
         try:
+            if state.record.policy in self._outside:
+                reply = await self._ask_outside(live, state, request, ask)
+                answer.set_result(reply)
+                yield stream_reply(reply, request)
+                return
             exchange = await self._exchange(live, state, request, ask)
             async for piece in stream_exchange(exchange, int(self.clock()), answer):
                 yield piece
@@ -191,6 +206,12 @@ class Gateway:
         return list(live.roles)
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    async def _ask_outside(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Reply:
+        policy = state.record.policy
+        scribe = self._scribes.get(policy, self._scribe)
+        exchange = OutsideExchange(live, state, request, scribe, (state.record.id, ask.body))
+        return await exchange.reply(self._outside[policy], int(self.clock()))
 
     async def _exchange(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Exchange:
         policy = state.record.policy

@@ -7,7 +7,8 @@ What was sampled is never re-tokenised: a renderer only ever renders *new* messa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -39,20 +40,12 @@ class Parsed:
     shown: str = ""
 
 
-class Renderer(Protocol):
-    """Turns messages into token deltas. `after` says how the path so far ends: a cut-off turn is closed first."""
+class Reader(Protocol):
+    """Reads what a model sampled."""
 
     name: str
     stop_ids: tuple[int, ...]
     call_marker: str  # text that opens a tool call: what follows is held back from a stream until it is parsed
-
-    def context(self, message: Message, *, after: Tail = "context") -> Tokens:
-        """The delta of a message that nobody samples (also assistant messages that a harness made up)."""
-        ...
-
-    def opening(self, *, after: Tail = "context") -> Tokens:
-        """The generation prompt."""
-        ...
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled message back; never raises on what a model may write."""
@@ -64,6 +57,18 @@ class Renderer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of sampled tokens without the end-of-turn token (for streaming and stop strings)."""
+        ...
+
+
+class Renderer(Reader, Protocol):
+    """Turns messages into token deltas. `after` says how the path so far ends: a cut-off turn is closed first."""
+
+    def context(self, message: Message, *, after: Tail = "context") -> Tokens:
+        """The delta of a message that nobody samples (also assistant messages that a harness made up)."""
+        ...
+
+    def opening(self, *, after: Tail = "context") -> Tokens:
+        """The generation prompt."""
         ...
 
 
@@ -84,7 +89,7 @@ class ChatML:
         self.stop_ids = (self._end,)
         self._newline = self._encode("\n")
         self._roles: dict[str, Tokens] = {}
-        self._decode_cache: dict[int, str] = {}
+        self._encode_plain = plain_encoder(tokenizer)
 
     def _control(self, text: str) -> int:
         token = self._tok.token_to_id(text)
@@ -94,18 +99,6 @@ class ChatML:
 
     def _encode(self, text: str) -> Tokens:
         return tuple(self._tok.encode(text, add_special_tokens=False).ids)
-
-    def _plain(self, text: str) -> Tokens:
-        """Encode text in which control tokens must not appear: they are split so that they stay text."""
-        ids: list[int] = []
-        rest = text
-        while True:
-            at = min((i for i in (rest.find("<|im_start|>"), rest.find("<|im_end|>")) if i >= 0), default=-1)
-            if at < 0:
-                ids += self._encode(rest)
-                return tuple(ids)
-            ids += self._encode(rest[: at + 2])
-            rest = rest[at + 2 :]
 
     def _role(self, role: str) -> Tokens:
         if role not in self._roles:
@@ -119,7 +112,7 @@ class ChatML:
 
     def context(self, message: Message, *, after: Tail = "context") -> Tokens:
         """The delta of one message that nobody sampled."""
-        body = self._plain(self.text(message))
+        body = self._encode_plain(self.text(message))
         return (*self._glue(after), *self._role(message["role"]), *body, self._end, *self._newline)
 
     def opening(self, *, after: Tail = "context") -> Tokens:
@@ -161,6 +154,38 @@ class ChatML:
     def parse_text(self, text: str) -> Parsed:
         """Read text back, as `parse` does."""
         return parse_hermes(text)
+
+
+def control_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """What matches the text of any control token (special added token) of a `tokenizers.Tokenizer`."""
+    texts = [
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special and token.content
+    ]
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def plain_encoder(tokenizer: Any) -> Callable[[str], Tokens]:
+    """An encoder for text in which control tokens must not appear: they are split, so that they stay text."""
+    control = control_pattern(tokenizer)
+
+    def encode(text: str) -> Tokens:
+        found = control.search(text)
+        if found is None:
+            return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        while found is not None:
+            cut = found.start() + min(2, len(found[0]) - 1)
+            if len(found[0]) == 1:  # cannot be split: it is left out
+                ids += tokenizer.encode(text[: found.start()], add_special_tokens=False).ids
+                text = text[found.end() :]
+            else:
+                ids += tokenizer.encode(text[:cut], add_special_tokens=False).ids
+                text = text[cut:]
+            found = control.search(text)
+        return (*ids, *tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return encode
 
 
 def format_call(name: str, arguments: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from inspan.gateway.render import Renderer, Tail
+from inspan.gateway.render import Reader, Renderer, Tail
 from inspan.trace.graph import MessageGraph, identity
 from inspan.trace.records import Message, Tokens
 
@@ -38,7 +38,10 @@ class Laid:
 class Scribe(Protocol):
     """Lays a message list onto a session."""
 
-    renderer: Renderer
+    @property
+    def renderer(self) -> Reader:
+        """What reads samples back."""
+        ...
 
     def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""

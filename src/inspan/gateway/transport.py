@@ -7,13 +7,20 @@ closed connection would.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+import contextlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote
 
 import httpx2
+import uvicorn
 
+from inspan.errors import InfrastructureError, InputError, RequestError
 from inspan.gateway.app import CANCELS
+from inspan.gateway.reply import encode_error
 
 _EXTENSIONS: Final = {CANCELS: {}}
 IN_PROCESS_URL: Final = "http://inspan"
@@ -134,3 +141,86 @@ def in_process_client(app: App, **options: Any) -> httpx2.AsyncClient:
     Its base URL is `IN_PROCESS_URL` + the grant's `base_path`.
     """
     return httpx2.AsyncClient(transport=InProcessTransport(app), timeout=None, **options)
+
+
+# ---- over a socket ----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def serve(app: App, host: str = "127.0.0.1", port: int = 0, *, key: str | None = None) -> AsyncIterator[str]:
+    """Serve an application in this event loop while the context lasts; yields the base URL, without a slash.
+
+    Port 0 lets the system pick. A host that others can reach needs a `key`: then every request must carry it as API
+    key, beside the key in its path. Raises `InputError` when the port is in use or the host may not be bound.
+    """
+    if key is None and not _is_loopback(host):
+        raise InputError(f"{host} can be reached from other machines", where="gateway",
+                         hint="bind 127.0.0.1, or give a key that every request must carry")  # fmt: skip
+    with _bind(host, port) as listening:
+        config = uvicorn.Config(
+            app if key is None else _Keyed(app, key),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            backlog=2048,
+        )
+        server = _Server(config)
+        task = asyncio.ensure_future(server.serve(sockets=[listening]))
+        try:
+            while not server.started:
+                if task.done():
+                    await task
+                    raise InfrastructureError("the server ended as it started", where=f"{host}:{port}")
+                await asyncio.sleep(0.001)
+            shown = f"[{host}]" if ":" in host else host
+            yield f"http://{shown}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = server.force_exit = True
+            await asyncio.wait((task,))
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone: Ctrl-C belongs to the program around it."""
+        yield
+
+
+class _Keyed:
+    """Lets only requests with the server's key through."""
+
+    def __init__(self, app: App, key: str) -> None:
+        self._app, self._key = app, key.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"").partition(b" ")[2].strip() or headers.get(b"x-api-key", b"")
+        if hmac.compare_digest(given, self._key):
+            await self._app(scope, receive, send)
+            return
+        body = encode_error(
+            RequestError("the server's API key is missing or wrong", status=401, code="invalid_api_key")
+        )
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(2048)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        hint = "give another port, or 0 to let the system pick one"
+        raise InputError(f"cannot listen on {host}:{port}: {error}", where="gateway", hint=hint) from error
+    return listening
