@@ -24,7 +24,6 @@ from inspan.gateway.scribe import Scribe
 from inspan.trace.graph import content_text
 from inspan.trace.records import Call, ToolCall
 
-
 _SETUP: Final = (401, 403, 404)  # statuses that say our own key or model name is wrong
 
 
