@@ -20,6 +20,9 @@ from inspan.config.explain import explain
 from inspan.config.recipe import Recipe
 from inspan.errors import RecipeError
 
+_WHOLE = (("tasks", "kinds"), ("tasks", "held_out_kinds"))
+"""Tables that a recipe replaces as a whole: shares that must be read together."""
+
 _EXAMPLE = "write it as --set section.key=value, e.g. --set train.lr=1e-4 or --set rewards.1.weight=0"
 
 
@@ -134,7 +137,7 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any], origin: dict[tuple, str
     for key, item in top.items():
         here = (*path, key)
         origin[here] = source
-        if isinstance(item, dict) and isinstance(base.get(key), dict) and here not in (("tasks", "kinds"),):
+        if isinstance(item, dict) and isinstance(base.get(key), dict) and here not in _WHOLE:
             _merge(base[key], item, origin, source, here)
         else:
             base[key] = item

@@ -38,6 +38,7 @@ OBJECTIVES: dict[str, tuple[str, tuple[str, ...]]] = {
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Pair = Annotated[tuple[Positive, Positive], Field(strict=False)]
 
 
 class Section(BaseModel):
@@ -99,6 +100,16 @@ class Tasks(Section):
         default={"wide": 0.5, "deep": 0.2, "narrow": 0.3},
         description="Mixture of task kinds (shares; `facts` only) [D].",
     )
+    wide: Pair = Field(
+        default=(4, 10), description="Fewest and most entities of a wide training question; held-out ones have 8–10."
+    )
+    mixed: Pair = Field(default=(2, 4), description="Fewest and most entities of a mixed training question.")
+    held_out_kinds: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
+        default={}, description="Mixture of the held-out tasks; empty: as `kinds`."
+    )
+    snippet_chars: Natural = Field(
+        default=80, description="Characters of a document that search shows beside its id (`corpus` only)."
+    )
     train: Positive = Field(default=512, description="Number of training tasks generated (`facts` only).")
     held_out: Natural = Field(default=96, description="Number of held-out tasks; they share no entity with training.")
     sampler: Sampler = Field(
@@ -130,8 +141,19 @@ class Tasks(Section):
             )
         if self.use and not any(self.kinds.values()):
             raise PydanticCustomError("combo", "all shares in `kinds` are zero; give at least one kind a share")
-        for kind in self.kinds if self.use else ():
+        if self.held_out_kinds and not any(self.held_out_kinds.values()):
+            raise PydanticCustomError(
+                "combo", "all shares in `held_out_kinds` are zero; give at least one kind a share"
+            )
+        for kind in (*self.kinds, *self.held_out_kinds) if self.use else ():
             check_known(kind, FACT_KINDS, "kind of task")
+        for name, (low, high) in (("wide", self.wide), ("mixed", self.mixed)):
+            if low > high:
+                raise PydanticCustomError(
+                    "combo",
+                    "`{name}` = [{low}, {high}] is empty; put the smaller first",
+                    {"name": name, "low": low, "high": high},
+                )
         return self
 
 
@@ -262,7 +284,7 @@ class Train(Section):
         default=(0.9, 0.95), description="AdamW's betas [C, Context-1]."
     )
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="How the learning rate falls over the run."
+        default="constant", description="Course of the learning rate after the warmup, down to zero at the end."
     )
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="AdamW's decoupled weight decay.")
     warmup_updates: Natural = Field(default=0, description="Updates over which the learning rate rises from zero.")

@@ -38,11 +38,19 @@ COLUMNS = (
     Column("tool_calls", "tool calls", 1, 0, "tool calls a rollout, sub-agents included"),
     Column("spawn_rate", "spawn rate", 2, 0, "share of rollouts that assign a task"),
     Column("invalid_calls", "invalid calls", 2, -1, "tool calls that do not parse or fit their schema, a rollout"),
+    Column("recovery", "recovery", 2, 1, "share of failed tool calls that a later one of the session made good"),
     Column("critical_path_s", "critical path s", 2, -1, "time along the critical path on declared latencies"),
 )
 
-KINDS = ("wide", "deep", "narrow")
+KINDS = ("wide", "deep", "mixed", "long", "narrow")
 ARMS = ("warm_start", "single_agent", "trained")
+
+
+def shown(arms: Mapping[str, Mapping[str, Any]]) -> list[Column]:
+    """The columns that some arm has a figure for; `recovery` has none where no tool failed."""
+    return [
+        c for c in COLUMNS if c.key != "recovery" or any(numeric(arm.get(c.key)) is not None for arm in arms.values())
+    ]
 
 
 def numeric(value: Any) -> float | None:

@@ -24,45 +24,41 @@ class Curve:
     zero: bool = True
 
 
+_KIND = r"(_by_kind)?(/.+)?"
 CURVES = (
     Curve(
         "Reward", (r"(rewards?)(_mean)?", r"reward_(std|min|max)"), "weighted sum of the terms, mean of the rollouts"
     ),
     Curve(
-        "Item F1", (r"(eval/)?(item_)?f1(/.+)?", r"(eval/)?exact(_match)?(/.+)?"), "on training tasks; eval: held-out"
+        "Item F1", (r"(item_)?f1", r"exact(_match)?", r"(item_)?f1_by_kind/.+"), "on the training tasks of the update"
     ),
+    Curve("Held-out", (r"(eval|held_out)/.*(f1|exact)" + _KIND,), "item F1 and exact rows"),
     Curve("Reward terms", (r"(reward_)?terms?/.+",), "each before its weight"),
     Curve(
-        "Weights of the terms",
-        (r"weights?/(?!item_f1$|exact_match$).+", r"lambda.*", r"λ.*"),
-        "of λ1 and λ2 nothing is left at the end",
+        "Weights of the terms", (r"weights?/(?!item_f1$|exact_match$).+", r"lambda.*", r"λ.*"), "λ1, λ2 and the like"
     ),
-    Curve("Parallel width", (r"(eval/)?(parallel_)?width(/.+)?",), "assigned tasks / stages that assign"),
-    Curve("Critical steps", (r"(eval/)?critical_steps(/.+)?",), "steps on the longest path"),
-    Curve(
-        "Spawn rate", (r"(eval/)?(spawn_rate|multi_spawn_rate|spawns)(/.+)?",), "share of rollouts that assign a task"
-    ),
-    Curve("Tool calls", (r"(eval/)?tool_calls(/.+)?",), "a rollout, sub-agents included"),
-    Curve("Invalid calls", (r"(eval/)?(invalid_calls|tool_errors)(/.+)?",), "a rollout; they are kept as negatives"),
+    Curve("Parallel width", (r"(eval/)?(parallel_)?width" + _KIND,), "assigned tasks / stages that assign"),
+    Curve("Critical steps", (r"(eval/)?critical_steps" + _KIND,), "steps on the longest path"),
+    Curve("Spawn rate", (r"(eval/)?(spawn_rate|spawns)" + _KIND,), "share of rollouts that assign a task"),
+    Curve("More than one sub-agent", (r"(eval/)?multi_spawn_rate" + _KIND,), "share of rollouts"),
+    Curve("Tool calls", (r"(eval/)?tool_calls" + _KIND,), "a rollout, sub-agents included"),
+    Curve("Invalid calls", (r"(eval/)?(invalid_calls|tool_errors)" + _KIND,), "a rollout; they are kept as negatives"),
+    Curve("Recovery", (r"(eval/)?recovery" + _KIND,), "share of failed tool calls that a later one made good"),
+    Curve("Critical path", (r"(eval/)?critical_path_s" + _KIND,), "seconds on declared latencies"),
     Curve("Entropy", (r"entropy(/.+)?",), "of the policy, nats a token"),
     Curve("Ratio", (r"ratio(_mean|_max)?",), "policy / behaviour", zero=False),
     Curve("Clipped and masked", (r"clip_share", r"masked_share", r"clip.*"), "share of trained tokens"),
     Curve("Distance", (r"kl(_.+)?", r"logp_gap"), "from the behaviour policy, nats a token"),
     Curve("Staleness", (r"staleness(_.+)?",), "versions between sampling and training"),
-    Curve("Tokens a second", (r"(.+_)?(tokens_per_s|tok_s)",)),
-    Curve("Critical path", (r"(eval/)?critical_path_s(/.+)?",), "seconds on declared latencies"),
+    Curve("Tokens a second", (r"(.+[_/])?(tokens_per_s|tok_s)",)),
     Curve(
         "Dropped groups",
-        (r"(dropped|equal|stale|skipped)_groups|groups_(dropped|equal|stale)",),
-        "all rewards equal, or too old",
+        (r"(dropped|equal|stale|skipped)_groups", r"(dropped_|groups_)?dropped(_groups)?(/.+)?"),
+        "by reason",
     ),
-    Curve(
-        "Share of None",
-        (r"none(_share|_rate)?(/.+)?", r"infrastructure(_share)?", r"incomplete(_share)?"),
-        "rollouts without a reward",
-    ),
+    Curve("Share of None", (r"(.+/)?none(_share|_rate)?(/.+)?", r"incomplete(_share)?"), "rollouts without a reward"),
     Curve("Loss and gradient", (r"loss", r"grad_norm"), zero=False),
-    Curve("Time of an update", (r"(.+_)?(seconds|_s|wall_s)",), "seconds"),
+    Curve("Time of an update", (r"(.+[_/])?(seconds|wall_s)", r"times?/.+"), "seconds"),
 )
 
 
@@ -93,6 +89,7 @@ def _claim(series: Mapping[str, Mapping[int, float]], patterns: Sequence[str]) -
 
 def _label(name: str, curve: Curve) -> str:
     """The short name in the legend: the suffix of terms and weights, else the metric's own words."""
-    if re.match(r"(reward_)?terms?/|weights?/", name):
+    if re.match(r"(reward_)?terms?/|weights?/|dropped/", name):
         return name.split("/", 1)[1]
+    name = name.replace("_by_kind", "")
     return name.replace("_", " ").replace("/", " · ")

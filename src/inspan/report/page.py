@@ -18,7 +18,7 @@ from typing import Any
 
 from inspan.errors import StoreError
 from inspan.report import curves, trajectory
-from inspan.report.columns import ARMS, COLUMNS, DASH, KINDS, Column, duration, numeric, tables, title
+from inspan.report.columns import ARMS, DASH, KINDS, Column, duration, numeric, shown, tables, title
 from inspan.report.run import REPORT, Run, read_run
 
 
@@ -90,20 +90,25 @@ def _results(run: Run) -> str:
 
 
 def _kinds(run: Run) -> str:
-    kinds = tables(run.summary.get("by_kind"), KINDS)
+    return _grouped(run, "by_kind", KINDS, "By kind of task") + _grouped(run, "by_split", (), "Out of distribution")
+
+
+def _grouped(run: Run, key: str, order: tuple[str, ...], heading: str) -> str:
+    groups = tables(run.summary.get(key), order)
     parts = [
-        f"<div><h3>{trajectory.text(title(kind), 40)}</h3>{_arms(arms)}</div>"
-        for kind in kinds
-        if (arms := tables(kinds[kind], ARMS))
+        f"<div><h3>{trajectory.text(title(name), 40)}</h3>{_arms(arms)}</div>"
+        for name in groups
+        if (arms := tables(groups[name], ARMS))
     ]
-    return f'<section><h2>By kind of task</h2><div class="kinds">{"".join(parts)}</div></section>' if parts else ""
+    return f'<section><h2>{heading}</h2><div class="kinds">{"".join(parts)}</div></section>' if parts else ""
 
 
 def _arms(arms: Mapping[str, Mapping[str, Any]]) -> str:
-    head = "".join(f'<th title="{escape(c.about)}">{escape(c.label)}</th>' for c in COLUMNS)
+    columns = shown(arms)
+    head = "".join(f'<th title="{escape(c.about)}">{escape(c.label)}</th>' for c in columns)
     body = ""
     for name, arm in arms.items():
-        cells = "".join(_cell(column, arm, list(arms.values())) for column in COLUMNS)
+        cells = "".join(_cell(column, arm, list(arms.values())) for column in columns)
         body += f"<tr><th>{trajectory.text(title(name), 40)}</th>{cells}</tr>"
     table = f'<table class="arms"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from inspan.progress import Progress
 from inspan.report.chart import number
 from inspan.report.columns import duration
 from inspan.report.run import flatten
@@ -32,26 +33,6 @@ _SHOWN = (
     ("entropy", ("entropy",)),
     ("tok/s", ("rollout_tokens_per_s", "tokens_per_s", "tok_s")),
 )
-
-
-class Progress(Protocol):
-    """What a run tells while it runs. Calls come from one thread, `start` first and `finish` last."""
-
-    def start(self, recipe: Any, total: int, done: int = 0) -> None:
-        """A run of `total` updates begins; `done` of them were made before (a resumed run)."""
-        ...
-
-    def phase(self, name: str) -> None:
-        """What it does now: "rollouts", "learning", "evaluating trained"..."""
-        ...
-
-    def update(self, metrics: Mapping[str, Any]) -> None:
-        """An update is finished and its metrics are written."""
-        ...
-
-    def finish(self, summary: Any = None) -> None:
-        """The run is over (also when it was stopped: then without a summary)."""
-        ...
 
 
 def sparkline(values: list[float], width: int = 32) -> str:

@@ -33,11 +33,13 @@ def show(item: Mapping[str, Any], *, budget: int | None, width: int, opened: boo
     sessions = [s for s in _list(item.get("sessions")) if isinstance(s, Mapping)]
     lanes, steps = timeline.layout(sessions, width)
     reward = numeric(item.get("reward"))
+    counted = numeric(item.get("critical_steps"))
+    shown_steps = str(round(counted)) if counted is not None else str(steps) if steps else DASH
     chips = [
         ("arm", title(str(item.get("arm") or DASH))),
         ("update", str(item.get("update", DASH))),
         ("kind", str(task.get("kind") or DASH)),
-        ("steps", str(steps) if steps else DASH),
+        ("steps", shown_steps),
         ("sub-agents", str(max(0, len(lanes) - 1))),
     ]
     state = str(item.get("terminal") or "")
