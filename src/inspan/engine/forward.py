@@ -212,10 +212,8 @@ def _fixed_block(
         for p in pieces:
             low, high = p.at - first, p.at - first + p.length
             stored = pool.layers[i]
-            if p.row < 0:
-                kv = stored[p.at : p.at + p.length]
-            else:
-                kv = stored[p.row].expand(p.length, -1, -1, -1)  # every token looks at the same row
+            # decode rows look at their own keys, the tokens of a prompt all at those of one row
+            kv = stored[p.at : p.at + p.length] if p.row < 0 else stored[p.row].expand(p.length, -1, -1, -1)
             q = qkv[low:high, : s.heads].view(p.length, s.kv_heads, s.heads // s.kv_heads, -1)
             k, v = kv[:, : s.kv_heads, :reach], kv[:, s.kv_heads :, :reach]
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[low:high])

@@ -34,7 +34,7 @@ WORTH_WAITING = 32
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a prompt goes: `row`, whose first `reused` tokens come from row `source` (the same: taken over in place)."""
+    """Where a prompt goes: `row`, whose first `reused` tokens come from row `source` (perhaps itself)."""
 
     row: int
     source: int | None

@@ -219,7 +219,7 @@ class TorchEngine:
         loaded: dict[str, Weights] = {}
         for name, source in models.items():
             if isinstance(source, str | os.PathLike):
-                spec = ModelSpec.from_config(read_config(source), where=str(source))
+                spec = ModelSpec.from_config(read_config(str(source)), where=str(source))
                 loaded[name] = self._shared_file(spec, str(source))
             else:
                 if id(source) not in memory:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -184,12 +184,9 @@ class Weights:
             s = self.spec
             read = _Reader(state, self.dtype)
             embed = read("model.embed_tokens.weight", s.vocab, s.hidden).clone()
-            if s.tied:
-                head = embed.t()  # a view: no second copy of a large vocabulary
-            else:
-                head = read("lm_head.weight", s.vocab, s.hidden).t().contiguous()
-            if s.tied and embed.numel() <= 1 << 22:
-                head = head.contiguous()  # small: a copy in (in, out) order is faster to multiply with
+            head = embed.t() if s.tied else read("lm_head.weight", s.vocab, s.hidden).t()
+            if not s.tied or embed.numel() <= 1 << 22:
+                head = head.contiguous()  # faster to multiply with; a large tied vocabulary is not stored twice
             layers = [self._layer(read, f"model.layers.{i}.") for i in range(s.layers)]
             return embed, read("model.norm.weight", s.hidden).clone(), head, layers
 
@@ -291,8 +288,9 @@ def load_weights(source: Source, *, dtype: torch.dtype = torch.float32) -> Weigh
         config, state = source
         raw = config if isinstance(config, Mapping) else config.to_dict()
         return Weights(ModelSpec.from_config(raw), state, dtype=dtype)
-    if hasattr(source, "state_dict") and hasattr(source, "config"):
-        return Weights(ModelSpec.from_config(source.config.to_dict()), source.state_dict(), dtype=dtype)
+    config, state_dict = getattr(source, "config", None), getattr(source, "state_dict", None)
+    if config is not None and callable(state_dict):
+        return Weights(ModelSpec.from_config(config.to_dict()), cast(Mapping[str, Any], state_dict()), dtype=dtype)
     raise ModelError(
         f"cannot load a model from {type(source).__name__}",
         hint="a directory, a transformers model or (config, state dict)",
