@@ -26,6 +26,7 @@ from inspan.learner.model import (
     base_of,
     collate,
     config_json,
+    micro_budget,
     published_tensors,
     token_logprobs,
     trainable_parameters,
@@ -174,7 +175,8 @@ class Learner:
 
     def _micro(self, batch: _Batch, rows: Sequence[int]) -> list[list[int]]:
         lengths = [len(batch.rows[i].tokens) for i in rows]
-        return [[rows[i] for i in micro] for micro in plan(lengths, self.settings.token_budget)]
+        budget = micro_budget(self.settings.token_budget, self._device)
+        return [[rows[i] for i in micro] for micro in plan(lengths, budget)]
 
     def _minibatches(self, batch: _Batch, epoch: int) -> list[list[int]]:
         """Rows of each sub-step: whole groups, or whole rollouts where there are fewer groups than sub-steps."""

@@ -26,6 +26,9 @@ from inspan.learner.store import is_complete, read_manifest
 LOGIT_CHUNK = 1 << 24
 """Most logits (tokens × vocabulary) that are alive at once: 64 MiB in float32."""
 
+CPU_MICRO_BATCH = 2048
+"""Most tokens of a micro-batch on a CPU: beyond it activations fall out of the cache (`benchmarks/learner.py`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lora:
@@ -100,6 +103,11 @@ def base_of(model: Any) -> Any:
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
     """The context in which the forward pass computes in `dtype` ("float32" or "bfloat16")."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+
+
+def micro_budget(budget: int, device: torch.device) -> int:
+    """Tokens of a micro-batch: `budget`, the bound on memory, or less where smaller ones are faster."""
+    return min(budget, CPU_MICRO_BATCH) if device.type == "cpu" else budget
 
 
 def collate(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,7 @@ def _bad(credit: ChainCredit, what: str) -> InspanError:
     return InspanError(what, where=where, hint="this is a fault of the credit rule")
 
 
-def plan(lengths: Sequence[int], budget: int, *, overhead: int = 512) -> list[tuple[int, ...]]:
+def plan(lengths: Sequence[int], budget: int, *, overhead: int = 128) -> list[tuple[int, ...]]:
     """Indices of rows for each micro-batch, longest first; rows of length 0 are left out.
 
     Minimises padded tokens plus `overhead` (what starting a micro-batch costs, in tokens) over all cuts of the rows in

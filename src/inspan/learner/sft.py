@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from inspan.errors import InputError
-from inspan.learner.model import collate, token_logprobs, trainable_parameters
+from inspan.learner.model import collate, micro_budget, token_logprobs, trainable_parameters
 from inspan.learner.optim import Optimiser, OptimSettings, learning_rate
 from inspan.learner.packing import Row, plan
 from inspan.trace.records import Tokens
@@ -95,7 +95,7 @@ class Trainer:
         rate = learning_rate(phase.optim, self.done, self.done / phase.steps)
         weight = sum(sum(e.weights) for e in batch)
         loss = 0.0
-        for micro in _micro(batch, self.token_budget):
+        for micro in _micro(batch, micro_budget(self.token_budget, self._device)):
             part = self._nll(micro) / weight
             part.backward()
             loss += float(part.detach())
@@ -163,7 +163,7 @@ def evaluate(
     """Weighted mean −log p over the examples (`loss`), its exponential (`perplexity`) and the mean entropy."""
     device = next(model.parameters()).device
     total = weight = entropies = count = 0.0
-    for micro in _micro(examples, token_budget):
+    for micro in _micro(examples, micro_budget(token_budget, device)):
         rows = [_row(e) for e in micro]
         tokens, targets = collate(rows, device)
         logp, entropy = token_logprobs(model, tokens, targets, dtype=dtype)
