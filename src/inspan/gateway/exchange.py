@@ -242,7 +242,7 @@ class Exchange:
         self.completion_tokens += len(sample.tokens)
         logprobs = None
         if self.request.logprobs:
-            logprobs = logprob_entries(sample, self._renderer.decode, self._renderer.stop_ids)
+            logprobs = logprob_entries(sample, self._renderer.token_bytes, self._renderer.stop_ids)
         return Choice(index, parsed.shown, named, finish, logprobs)
 
     def _calls(self, turn: int, seed: bytes, parsed: Parsed) -> tuple[ToolCall, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from tokenizers import decoders
+
 from inspan.errors import ModelError
 from inspan.trace.records import Message, Tokens
 
@@ -59,6 +61,10 @@ class Reader(Protocol):
         """The text of sampled tokens without the end-of-turn token (for streaming and stop strings)."""
         ...
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes that a token stands for, which need not be whole characters; None when they are not known."""
+        ...
+
 
 class Renderer(Reader, Protocol):
     """Turns messages into token deltas. `after` says how the path so far ends: a cut-off turn is closed first."""
@@ -90,6 +96,7 @@ class ChatML:
         self._newline = self._encode("\n")
         self._roles: dict[str, Tokens] = {}
         self._encode_plain = plain_encoder(tokenizer)
+        self.token_bytes = byte_reader(tokenizer)
 
     def _control(self, text: str) -> int:
         token = self._tok.token_to_id(text)
@@ -186,6 +193,33 @@ def plain_encoder(tokenizer: Any) -> Callable[[str], Tokens]:
         return (*ids, *tokenizer.encode(text, add_special_tokens=False).ids)
 
     return encode
+
+
+def byte_reader(tokenizer: Any) -> Callable[[int], bytes | None]:
+    """What tells the bytes of a token: from its byte-level spelling, else from its text if that is whole."""
+    added = {token: entry.content for token, entry in tokenizer.get_added_tokens_decoder().items()}
+    byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+
+    def read(token: int) -> bytes | None:
+        if token in added:
+            return added[token].encode()
+        if byte_level:
+            spelled = tokenizer.id_to_token(token)
+            return None if spelled is None else bytes(_BYTE_OF[character] for character in spelled)
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        return None if "\ufffd" in text else text.encode()
+
+    return read
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters with which byte-level BPE spells bytes (GPT-2): printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
 
 
 def format_call(name: str, arguments: str) -> str:

@@ -1,8 +1,8 @@
 """The OpenAI Chat Completions dialect, out: replies, stream chunks and errors as bytes. Contract: pure.
 
 Log-probs are of the sampling distribution. In a stream they come in one chunk before the finish chunk, since an engine
-reports them when a sample is done; the chunk has the shape that clients know. `bytes` is null where a token is not a
-whole character.
+reports them when a sample is done; the chunk has the shape that clients know. `bytes` tells what a token is where it
+is not whole characters.
 """
 
 from __future__ import annotations
@@ -149,23 +149,24 @@ class Chunks:
 
 
 def logprob_entries(
-    sample: Sample, decode: Callable[[Sequence[int]], str], stop_ids: Sequence[int]
+    sample: Sample, token_bytes: Callable[[int], bytes | None], stop_ids: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The log-probs of a sample's tokens (the end of turn left out) in the dialect's shape."""
     entries = []
     for at, token in enumerate(sample.tokens):
         if token in stop_ids:
             continue
-        entry = _entry(decode([token]), sample.logprobs[at])
+        entry = _entry(token_bytes(token), sample.logprobs[at])
         top = sample.top[at] if at < len(sample.top) else ()
-        entry["top_logprobs"] = [_entry(decode([other]), logprob) for other, logprob in top]
+        entry["top_logprobs"] = [_entry(token_bytes(other), logprob) for other, logprob in top]
         entries.append(entry)
     return entries
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
-    raw = None if "\ufffd" in text else list(text.encode("utf-8", "replace"))
-    return {"token": text, "logprob": logprob if math.isfinite(logprob) else _NO_LOGPROB, "bytes": raw}
+def _entry(raw: bytes | None, logprob: float) -> dict[str, Any]:
+    text = "" if raw is None else raw.decode("utf-8", "replace")
+    spelled = None if raw is None else list(raw)
+    return {"token": text, "logprob": logprob if math.isfinite(logprob) else _NO_LOGPROB, "bytes": spelled}
 
 
 _TYPES: Final = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
