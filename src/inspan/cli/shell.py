@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from types import FrameType
-from typing import Any, Never
+from typing import Any, Never, cast
 
 from inspan.errors import InputError, InspanError
 
@@ -68,7 +68,7 @@ def describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, usage):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "inspan"
-        return f"error: {error.format_message()}\n  `{command} --help` lists what there is", BAD_INPUT
+        return f"error: {cast(Any, error).format_message()}\n  `{command} --help` lists what there is", BAD_INPUT
     if isinstance(error, Stopped):
         return f"stopped: {error}", error.code
     if isinstance(error, Terminate):
