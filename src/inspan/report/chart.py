@@ -93,14 +93,15 @@ def moving_average(values: Sequence[float], radius: int | None = None) -> list[f
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round values that enclose [low, high]; at least two."""
-    if high - low < 1e-9 * max(1.0, abs(low), abs(high)):
-        pad = abs(high) * 0.1
-        low, high = (low - pad, high + pad) if pad else (0.0, 1.0)
+    if high - low < max(1e-12, 1e-9 * max(abs(low), abs(high))):
+        pad = abs(high) * 0.1 if abs(high) > 1e-11 else 0.0
+        low, high = (low - pad, high + pad) if pad else (min(low, 0.0), 1.0)
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    return [round(i * step, digits) + 0.0 for i in range(first, last + 1)]
 
 
 def _x_ticks(xs: Sequence[int]) -> list[int]:
