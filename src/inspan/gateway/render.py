@@ -61,7 +61,7 @@ class Reader(Protocol):
         """The text of sampled tokens without the end-of-turn token (for streaming and stop strings)."""
         ...
 
-    def token_bytes(self, token: int) -> bytes | None:
+    def token_bytes(self, token: int, /) -> bytes | None:
         """The bytes that a token stands for, which need not be whole characters; None when they are not known."""
         ...
 
