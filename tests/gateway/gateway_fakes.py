@@ -17,7 +17,7 @@ from inspan.gateway.base import Limits, Role, Trace
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.render import ChatML
 from inspan.gateway.transport import IN_PROCESS_URL, in_process_client
-from inspan.trace.records import Tokens
+from inspan.trace.records import Node, Tokens
 
 CORPUS = [
     "hello world, the answer is done. search capital of Zürich 東京 🎉 name arguments tool_call find it yes no"
@@ -165,9 +165,9 @@ def results(reply: Any, content: str = "found") -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": one.id, "content": content} for one in calls]
 
 
-def tokens_of(trace: Trace, node: int | None) -> Tokens:
+def tokens_of(nodes: Sequence[Node], node: int | None) -> Tokens:
     """All ids from the root to a node."""
-    by_id = {one.id: one for one in trace.nodes}
+    by_id = {one.id: one for one in nodes}
     out: Tokens = ()
     while node is not None:
         out, node = by_id[node].tokens + out, by_id[node].parent

@@ -43,7 +43,7 @@ async def test_usage_counts_prompt_completion_and_cached_tokens():
     desk = Desk(Cached())
     usage = (await desk.ask()).usage
     trace = desk.seal()
-    assert usage.prompt_tokens == len(tokens_of(trace, 1)) + trace.nodes[2].start
+    assert usage.prompt_tokens == len(tokens_of(trace.nodes, 1)) + trace.nodes[2].start
     assert usage.completion_tokens == len(ids("yes"))
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens_details.cached_tokens == 5

@@ -155,7 +155,8 @@ class Exchange:
             await give_up(tasks)
 
     def reply(self, choices: Sequence[Choice], created: int) -> Reply:
-        """The reply, once all choices are there."""
+        """The reply, once all choices are there; a fault of the same request before is mended."""
+        self.live.faults.pop(self.fault_key, None)
         usage = Usage(len(self.prompt), self.completion_tokens, self.cached)
         return Reply(self.reply_id, created, self.model, tuple(choices), usage)
 
@@ -286,7 +287,6 @@ class Exchange:
             len(sample.tokens),
         )
         live.commit(self.state, call, node)
-        live.faults.pop(self.fault_key, None)
 
 
 CONTEXT_CODE: Final = "context_length_exceeded"
