@@ -49,7 +49,7 @@ CURVES = (
     Curve("Ratio", (r"ratio(_mean|_max)?",), "policy / behaviour", zero=False),
     Curve("Clipped and masked", (r"clip_share", r"masked_share", r"clip.*"), "share of trained tokens"),
     Curve("Distance", (r"kl(_.+)?", r"logp_gap"), "from the behaviour policy, nats a token"),
-    Curve("Staleness", (r"staleness(_.+)?",), "versions between sampling and training"),
+    Curve("Staleness", (r"(.+_)?staleness(_.+)?",), "versions between sampling and training"),
     Curve("Tokens a second", (r"(.+[_/])?(tokens_per_s|tok_s)",)),
     Curve(
         "Dropped groups",
@@ -58,7 +58,7 @@ CURVES = (
     ),
     Curve("Share of None", (r"(.+/)?none(_share|_rate)?(/.+)?", r"incomplete(_share)?"), "rollouts without a reward"),
     Curve("Loss and gradient", (r"loss", r"grad_norm"), zero=False),
-    Curve("Time of an update", (r"(.+[_/])?(seconds|wall_s)", r"times?/.+"), "seconds"),
+    Curve("Time of an update", (r"(.+[_/])?(seconds|wall_s)", r"(rollout|learn|eval)_s", r"times?/.+"), "seconds"),
 )
 
 

@@ -1,0 +1,134 @@
+"""`inspan chat` runs the very agents that are trained, against an ordinary server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from inspan.cli.chat import ChatSettings, chat
+from inspan.errors import InputError
+
+
+class Server(ThreadingHTTPServer):
+    """An OpenAI-compatible server that plays a script: an orchestrator with one sub-agent."""
+
+    daemon_threads = True
+
+    def __init__(self, models=("only",)):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models = models
+        self.requests: list[tuple] = []
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def stop(self):
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *args):
+        pass
+
+    def _send(self, body, status=200):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        self._send(
+            {
+                "object": "list",
+                "data": [{"id": m, "object": "model", "created": 0, "owned_by": "x"} for m in self.server.models],
+            }
+        )
+
+    def do_POST(self):
+        if self.headers["Authorization"] == "Bearer wrong":
+            return self._send({"error": {"message": "bad key"}}, 401)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.headers, body))
+        if body["model"] == "missing":
+            return self._send({"error": {"message": "no such model"}}, 404)
+        message = {"role": "assistant", **play(body["messages"], self.headers.get("X-Parent-Call"))}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
+        }
+        self._send({"id": "c", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]})
+
+
+def call(id, name, /, **arguments):
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def play(messages, parent):
+    results = [m["content"] for m in messages if m["role"] == "tool"]
+    if parent is None and not results:
+        made = [call("c1", "create_subagent", name="a", system_prompt="Look it up.")]
+        return {
+            "content": None,
+            "tool_calls": [*made, call("c2", "assign_task", agent="a", prompt="Capital of Niger?")],
+        }
+    if parent is None:
+        return {"content": f"The swarm says: {results[-1]}"}
+    if not results:
+        return {"content": None, "tool_calls": [call("s1", "search", query="Niger capital")]}
+    return {"content": f"found: {results[-1]}"}
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "niger.md").write_text("Niger\nThe capital of Niger is Niamey.")
+    (tmp_path / "nigeria.md").write_text("Nigeria\nThe capital of Nigeria is Abuja.")
+    return tmp_path
+
+
+def test_the_swarm_answers_through_its_sub_agent(server, corpus, capsys):
+    chat(ChatSettings("swarm", server.url, "What is the capital of Niger?", corpus=corpus))
+    out = capsys.readouterr()
+    assert "The swarm says: found:" in out.out and "Niamey" in out.out
+    assert "search" in out.err
+    parents = [headers.get("X-Parent-Call") for headers, _ in server.requests]
+    assert parents == [None, "c2", "c2", None]
+    assert {body["model"] for _, body in server.requests} == {"only"}
+
+
+def test_sub_agents_may_use_another_model(server, corpus):
+    chat(ChatSettings("swarm", server.url, "?", model="big", subagent_model="small", corpus=corpus, quiet=True))
+    assert [body["model"] for _, body in server.requests] == ["big", "small", "small", "big"]
+
+
+def test_one_of_several_models_must_be_named(server):
+    server.models = ("a", "b")
+    with pytest.raises(InputError, match="offers 2 models: a, b"):
+        chat(ChatSettings("single", server.url, "?"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"), [({"api_key": "wrong"}, "refuses the key"), ({"model": "missing"}, "no such model")]
+)
+def test_what_the_server_refuses_is_explained(server, settings, text):
+    with pytest.raises(InputError, match=text):
+        chat(ChatSettings("single", server.url, "?", **{"model": "only", **settings}))
