@@ -118,7 +118,7 @@ class Exchange:
         try:
             self._laid = scribe.lay(live.graph, state.record.id, request.messages)
             self.prompt = self._laid.prompt
-            self._room = self._check_room(engine, len(self.prompt))
+            self._room = check_room(live, state, engine, len(self.prompt))
         except BaseException:
             live.forgo(state, request.n)
             raise
@@ -190,17 +190,6 @@ class Exchange:
         return self._record(flight, index, seed, sample, listener)
 
     # ---- inside -------------------------------------------------------------------------------------------------
-
-    def _check_room(self, engine: Engine, prompt: int) -> int:
-        """How many tokens may be sampled after the prompt; at least one."""
-        limit = self.live.limits.tokens
-        if limit is not None and limit <= engine.context_length and prompt >= limit:
-            raise self.live.refuse(self.state, "tokens", f"the context of {limit} tokens is used up")
-        room = min(engine.context_length, limit or engine.context_length) - prompt
-        if room < 1:
-            what = f"the prompt has {prompt} tokens, and the context is {engine.context_length} tokens long"
-            raise self.live.refuse(self.state, "tokens", what, status=400, code=CONTEXT_CODE)
-        return room
 
     def _params(self, seed: int) -> SamplingParams:
         """A trainable session samples as its grant says, another as its requests ask; the length cap is the grant's."""
@@ -290,6 +279,17 @@ class Exchange:
 
 
 CONTEXT_CODE: Final = "context_length_exceeded"
+
+
+def check_room(live: LiveRollout, state: SessionState, engine: Engine, prompt: int, about: str = "") -> int:
+    """How many tokens may be sampled after a prompt of so many: at least one, or else `RequestError`."""
+    limit, context = live.limits.tokens, engine.context_length
+    if limit is not None and limit <= context and prompt >= limit:
+        raise live.refuse(state, "tokens", f"the context of {limit} tokens is used up")
+    if prompt >= context:
+        what = f"the prompt has {about}{prompt} tokens, and the context is {context} tokens long"
+        raise live.refuse(state, "tokens", what, status=400, code=CONTEXT_CODE)
+    return min(context, limit or context) - prompt
 
 
 def as_fault(error: Exception) -> InfrastructureError:

@@ -26,7 +26,7 @@ from inspan.errors import InputError, RequestError, StoreError
 from inspan.gateway.app import build_app
 from inspan.gateway.base import Grant, Limits, OutsideChat, Role, Trace
 from inspan.gateway.chat import ChatRequest
-from inspan.gateway.exchange import Exchange, sealed
+from inspan.gateway.exchange import Exchange, check_room, sealed
 from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.outside import OutsideExchange
 from inspan.gateway.render import Renderer
@@ -216,11 +216,13 @@ class Gateway:
     async def _exchange(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Exchange:
         policy = state.record.policy
         scribe = self._scribes.get(policy, self._scribe)
-        if sum(len(message["content"]) for message in request.messages) > LARGE:
-            await scribe.prepare(live.graph, state.record.id, request.messages)
-        if live.sealed:
-            raise sealed()
         engine = self._engines.get(policy, self._engine)
+        characters = sum(len(message["content"]) for message in request.messages)
+        if characters > LARGE:
+            check_room(live, state, engine, scribe.renderer.fewest_tokens(characters), "at least ")
+            await scribe.prepare(live.graph, state.record.id, request.messages)
+            if live.sealed:
+                raise sealed()
         return Exchange(live, state, request, scribe, engine, (state.record.id, ask.body))
 
     def _forget(self, live: LiveRollout) -> None:

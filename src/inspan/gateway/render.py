@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol
 
 from tokenizers import decoders
@@ -65,6 +66,10 @@ class Reader(Protocol):
         """The bytes that a token stands for, which need not be whole characters; None when they are not known."""
         ...
 
+    def fewest_tokens(self, characters: int) -> int:
+        """A lower bound of the tokens that a text of so many characters has."""
+        ...
+
 
 class Renderer(Reader, Protocol):
     """Turns messages into token deltas. `after` says how the path so far ends: a cut-off turn is closed first."""
@@ -97,6 +102,7 @@ class ChatML:
         self._roles: dict[str, Tokens] = {}
         self._encode_plain = plain_encoder(tokenizer)
         self.token_bytes = byte_reader(tokenizer)
+        self.fewest_tokens = token_bound(tokenizer)
 
     def _control(self, text: str) -> int:
         token = self._tok.token_to_id(text)
@@ -210,6 +216,19 @@ def byte_reader(tokenizer: Any) -> Callable[[int], bytes | None]:
         return None if "\ufffd" in text else text.encode()
 
     return read
+
+
+def token_bound(tokenizer: Any) -> Callable[[int], int]:
+    """What bounds the tokens of a text from below, by the longest token; worked out at the first question.
+
+    A normaliser may compose up to four characters into one.
+    """
+
+    @cache
+    def longest() -> int:
+        return 4 * max(map(len, tokenizer.get_vocab()))
+
+    return lambda characters: characters // longest()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inspan.errors import ModelError, RequestError
-from inspan.gateway.render import Parsed, byte_reader, control_pattern, parse_hermes, plain_encoder
+from inspan.gateway.render import Parsed, byte_reader, control_pattern, parse_hermes, plain_encoder, token_bound
 from inspan.gateway.scribe import Laid
 from inspan.trace.graph import ForkReason, MessageGraph
 from inspan.trace.records import Message, Tokens
@@ -56,6 +56,7 @@ class TemplateRenderer:
         self._control = control_pattern(self._fast)
         self._plain = plain_encoder(self._fast)
         self.token_bytes = byte_reader(self._fast)
+        self.fewest_tokens = token_bound(self._fast)
         self.stop_ids = self._find_stop_ids()
 
     def render(self, messages: Sequence[Message], *, opening: bool) -> Rendering:
