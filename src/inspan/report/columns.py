@@ -32,7 +32,7 @@ class Column:
 COLUMNS = (
     Column("n", "n", 0, 0, "held-out tasks"),
     Column("item_f1", "item F1", 3, 1, "item-level F1, rows aligned on their key columns"),
-    Column("exact", "exact", 3, 1, "share of answers that are right in every cell"),
+    Column("exact", "exact", 3, 1, "share of rows that are right in every cell"),
     Column("critical_steps", "critical steps", 1, -1, "steps on the longest path: Σ own + slowest sub-agent"),
     Column("parallel_width", "parallel width", 2, 0, "assigned tasks / stages that assign"),
     Column("tool_calls", "tool calls", 1, 0, "tool calls a rollout, sub-agents included"),
