@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from test_docs import readme_example
 
 import inspan
 from inspan.cli import train as command
+from test_docs import readme_example
 
 SHIPPED = Path(inspan.__file__).parent / "models" / "tiny" / "config.json"
 
