@@ -24,8 +24,9 @@ class Line:
     points: Mapping[int, float]
 
 
-def chart(title: str, lines: Sequence[Line], *, about: str = "", zero: bool = False) -> str:
-    """A figure with legend and axes. `zero` includes 0 in the value axis. Empty when no line has a point."""
+def chart(title: str, lines: Sequence[Line], *, about: str = "", zero: bool = False, smooth: bool = True) -> str:
+    """A figure with legend and axes. `zero` includes 0 in the value axis; `smooth` draws a moving
+    average over long series. Empty when no line has a point."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
@@ -48,7 +49,7 @@ def chart(title: str, lines: Sequence[Line], *, about: str = "", zero: bool = Fa
         x = place(tick, low)[0]
         svg.append(f'<text class="tick" x="{x}" y="{HEIGHT - 6}" text-anchor="middle">{tick}</text>')
     for index, line in enumerate(lines):
-        svg.extend(_draw(line, index % COLOURS, place))
+        svg.extend(_draw(line, index % COLOURS, place, smooth=smooth))
     svg.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></svg>')
     legend = "".join(
         f'<span class="key"><i class="s{i % COLOURS}"></i>{escape(line.label)} '
@@ -63,16 +64,16 @@ def chart(title: str, lines: Sequence[Line], *, about: str = "", zero: bool = Fa
     )
 
 
-def _draw(line: Line, colour: int, place) -> list[str]:
+def _draw(line: Line, colour: int, place, *, smooth: bool) -> list[str]:
     xs = sorted(line.points)
     if len(xs) == 1:
         x, y = place(xs[0], line.points[xs[0]])
         return [f'<circle class="s{colour}" cx="{x}" cy="{y}" r="3"/>']
     raw = [(x, line.points[x]) for x in xs]
-    if len(xs) < SMOOTH_FROM:
+    if len(xs) < SMOOTH_FROM or not smooth:
         return [_path(raw, f"line s{colour}", place)]
-    smooth = list(zip(xs, moving_average([y for _, y in raw]), strict=True))
-    return [_path(raw, f"line raw s{colour}", place), _path(smooth, f"line s{colour}", place)]
+    average = list(zip(xs, moving_average([y for _, y in raw]), strict=True))
+    return [_path(raw, f"line raw s{colour}", place), _path(average, f"line s{colour}", place)]
 
 
 def _path(points: Sequence[tuple[int, float]], classes: str, place) -> str:

@@ -22,6 +22,7 @@ class Curve:
     names: tuple[str, ...]
     about: str = ""
     zero: bool = True
+    smooth: bool = True
 
 
 _KIND = r"(_by_kind)?(/.+)?"
@@ -72,7 +73,7 @@ def draw(series: Mapping[str, Mapping[int, float]]) -> tuple[list[str], list[str
         for start in range(0, len(claimed), _MAX_LINES):
             part = claimed[start : start + _MAX_LINES]
             lines = [Line(_label(name, curve), left[name]) for name in part]
-            main.append(chart(curve.title, lines, about=curve.about, zero=curve.zero))
+            main.append(chart(curve.title, lines, about=curve.about, zero=curve.zero, smooth=curve.smooth))
         for name in claimed:
             del left[name]
     for name in sorted(left):
