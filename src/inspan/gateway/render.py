@@ -66,7 +66,7 @@ class Reader(Protocol):
         """The bytes that a token stands for, which need not be whole characters; None when they are not known."""
         ...
 
-    def fewest_tokens(self, characters: int) -> int:
+    def fewest_tokens(self, characters: int, /) -> int:
         """A lower bound of the tokens that a text of so many characters has."""
         ...
 
