@@ -21,4 +21,4 @@ class Task:
     kind: str = "task"
     columns: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -1,0 +1,139 @@
+"""Held-out evaluation: arms side by side on the same tasks. Contract: a task's seed is the same for every arm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inspan.config import Arm, Recipe
+from inspan.engine.base import WeightsRef
+from inspan.errors import InputError
+from inspan.gateway.base import Role
+from inspan.learner.checkpoint import latest
+from inspan.learner.store import read_weights
+from inspan.progress import Progress
+from inspan.rewards.metrics import summarise
+from inspan.rollout.dispatcher import run_tasks
+from inspan.rollout.executor import LocalExecutor
+from inspan.tasks.base import Task
+from inspan.trace.records import Rollout
+from inspan.train.environment import HELD_OUT, make_environment
+from inspan.train.setup import FROZEN, POLICY, Stack, build_stack, roles_at
+
+ARM_KEYS = (
+    "n", "item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "invalid_calls",
+    "critical_path_s", "recovery",
+)  # fmt: skip
+
+
+async def run_arm(
+    stack: Stack, name: str, arm: Arm, tasks: Sequence[Task], *, critical_steps: int | None = None
+) -> list[Rollout]:
+    """All rollouts of an arm: each task `eval.seeds` times, `rollout.concurrency` at once."""
+    recipe = stack.recipe
+    await stack.ensure(arm.policy)
+    spec = arm.harness or recipe.harness
+    runner = stack.runner(
+        spec, _arm_roles(recipe, spec, arm.policy), temperature=recipe.eval.temperature, critical_steps=critical_steps
+    )
+    home = LocalExecutor(runner)
+    try:
+        groups = await run_tasks(
+            home,
+            tasks,
+            samples=recipe.eval.seeds,
+            seed=recipe.seed,
+            concurrency=recipe.rollout.concurrency,
+            prefix=f"eval-{name}-",
+        )
+    finally:
+        await home.close()
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
+    """The roles of an arm: what the recipe trains runs on the arm's policy, what is frozen stays as at the end."""
+    if spec == "single":
+        return [Role("main", policy, False)]
+    roles = roles_at(recipe.agents, 1.0)
+    return [Role(role.name, policy if role.trainable else role.policy, False) for role in roles]
+
+
+async def evaluate_arms(
+    stack: Stack, arms: dict[str, Arm], progress: Progress, *, splits: Sequence[str] | None = None
+) -> tuple[dict[str, Any], dict[str, list[Rollout]]]:
+    """The tables of a summary (`arms`, `by_kind`, `by_split`), and the rollouts of each arm on the held-out split."""
+    recipe = stack.recipe
+    tables: dict[str, Any] = {"arms": {}, "by_kind": {}, "by_split": {}}
+    kept: dict[str, list[Rollout]] = {}
+    for split, tasks in stack.environment.held_out.items():
+        if splits is not None and split not in splits:
+            continue
+        for name, arm in arms.items():
+            progress.phase(f"evaluating {name.replace('_', ' ')} on {split.replace('_', ' ')}")
+            rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks])
+            row = table_row(rollouts, recipe.limits.width)
+            if split != HELD_OUT:
+                tables["by_split"].setdefault(split, {})[name] = row
+                continue
+            tables["arms"][name], kept[name] = row, rollouts
+            for kind in sorted({r.task.kind for r in rollouts}):
+                of_kind = [r for r in rollouts if r.task.kind == kind]
+                tables["by_kind"].setdefault(kind, {})[name] = table_row(of_kind, recipe.limits.width)
+    return tables, kept
+
+
+def table_row(rollouts: Sequence[Rollout], width: int | None) -> dict[str, float]:
+    """One arm of a table."""
+    row = summarise(rollouts, width=width)
+    return {key: row[key] for key in ARM_KEYS if key in row}
+
+
+def per_task(rollouts: Sequence[Rollout], width: int | None) -> list[dict[str, Any]]:
+    """The figures of every rollout of an arm, for paired comparisons."""
+    rows = []
+    for rollout in rollouts:
+        row = table_row([rollout], width)
+        rows.append({"task": rollout.task.id, "kind": rollout.task.kind, "member": rollout.member, **row})
+    return rows
+
+
+def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress) -> dict[str, Any]:
+    """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary."""
+    return asyncio.run(_evaluate(recipe, run, progress))
+
+
+async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress) -> dict[str, Any]:
+    stack = build_stack(recipe, make_environment(recipe), None)
+    try:
+        if run is not None:
+            version, tensors = read_weights(final_weights(run))
+            await stack.engine.load(POLICY, WeightsRef(version, tensors=dict(tensors)))
+        arms = dict(recipe.eval.arms)
+        if run is None:
+            arms = {name: arm for name, arm in arms.items() if arm.policy != POLICY or arm.harness} or {
+                "warm_start": Arm(policy=FROZEN)
+            }
+        tables, _ = await evaluate_arms(stack, arms, progress)
+        return {"recipe": recipe.name, "seed": recipe.seed, **tables}
+    finally:
+        await stack.close()
+
+
+def final_weights(run: Path) -> Path:
+    """The newest published weights of a run. Raises InputError when there are none."""
+    found = sorted((run / "weights").glob("v*"))
+    if not found:
+        state = "it was stopped: resume it first" if latest(run / "checkpoints") else "it has not been trained"
+        raise InputError("the run has no weights", where=str(run), hint=state)
+    return found[-1]
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON whole or not at all."""
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,351 @@
+"""The loop: collect groups, score, credit, update, publish. Contract: an update is one cut.
+
+Between two cuts nothing that was reported can be lost: a line of metrics is written for an update that is in the
+learner's weights, and the checkpoint holds weights, optimiser, random states, task cursor, schedule step and the ledger
+of rollouts together. What was reported after the last checkpoint is taken back on resume, and trained anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inspan.config import Recipe
+from inspan.credit.registry import BatchCredit, credit_batch
+from inspan.engine.base import WeightsRef
+from inspan.learner.checkpoint import latest, load_checkpoint, save_checkpoint
+from inspan.learner.learner import Learner, LearnerSettings
+from inspan.learner.losses import make_objective
+from inspan.learner.model import Lora, load_model
+from inspan.learner.optim import OptimSettings
+from inspan.progress import Progress
+from inspan.rewards.reward_set import RewardSet
+from inspan.rollout.dispatcher import Dispatcher, DispatchSettings, Group, next_life
+from inspan.tasks.base import Task
+from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
+from inspan.trace.records import Scored
+from inspan.trace.store import TraceStore
+from inspan.train.environment import make_environment
+from inspan.train.evaluate import evaluate_arms, per_task, write_json
+from inspan.train.figures import rollout_success, trajectory, update_figures
+from inspan.train.setup import POLICY, Stack, build_stack, executor, roles_at
+
+READ_EVERY = 10  # updates between trajectories that are kept to be read
+READ_GROUPS = 3
+
+
+def run(recipe: Recipe, *, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
+    """Train as a recipe says, in the run directory `out`; returns the summary that is written there.
+
+    Raises InspanError. On KeyboardInterrupt everything up to the last finished update is saved.
+    """
+    return asyncio.run(_run(recipe, out, resume, progress))
+
+
+async def _run(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
+    environment = make_environment(recipe)
+    store = TraceStore(out / "trace.sqlite")
+    stack = build_stack(recipe, environment, store)
+    try:
+        trainer = Trainer(recipe, out, stack, progress)
+        if resume:
+            await trainer.resume()
+        else:
+            trainer.save()
+        progress.start(recipe, recipe.train.updates, trainer.step)
+        await trainer.train()
+        return await trainer.conclude()
+    finally:
+        await stack.close()
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The state of a run between two updates. `step` counts updates; it is the learner's version."""
+
+    recipe: Recipe
+    out: Path
+    stack: Stack
+    progress: Progress
+    step: int = 0
+    wall_s: float = 0.0
+    learner: Learner = field(init=False)
+    rewards: RewardSet = field(init=False)
+    sampler: Sampler = field(init=False)
+    dispatcher: Dispatcher = field(init=False)
+    _draws: random.Random = field(init=False)
+    _began: float = field(init=False)
+    _saved: int = -1
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        self._began = time.monotonic()
+        self.learner = make_learner(recipe, self.stack.directory)
+        self.rewards = RewardSet.from_recipe(recipe.rewards, python_path=recipe.python_path)
+        self.sampler = make_sampler(
+            recipe.tasks.sampler, self.stack.environment.train, random.Random(f"tasks {recipe.seed}")
+        )
+        self._draws = random.Random(f"draws {recipe.seed}")
+        runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0))
+        self.dispatcher = Dispatcher(
+            executor(runner),
+            self._next_task,
+            _dispatching(recipe),
+            seed=recipe.seed,
+            store=self.stack.store,
+            life=next_life(self.stack.store) if self.stack.store else 0,
+        )
+
+    @property
+    def share(self) -> float:
+        """How much of the run is done, in [0, 1]: what schedules run over."""
+        return self.step / self.recipe.train.updates
+
+    def _next_task(self) -> Task | None:
+        return self.sampler.draw(1, self.share)[0]
+
+    # ---- training ---------------------------------------------------------------------------------------------------
+
+    async def train(self) -> None:
+        """All updates that are left. Whatever ends it early, the finished updates are saved."""
+        runner = self.dispatcher.executor.runner  # type: ignore[attr-defined]
+        try:
+            while self.step < self.recipe.train.updates:
+                runner.roles = roles_at(self.recipe.agents, self.share)
+                for role in runner.roles:
+                    await self.stack.ensure(role.policy)
+                await self.update()
+                if self.step % self.recipe.train.checkpoint_every == 0:
+                    self.save()
+        finally:
+            await self.dispatcher.close()
+            self.save()
+            await self.dispatcher.executor.close()  # type: ignore[attr-defined]
+
+    async def update(self) -> None:
+        """One update, from rollouts to published weights."""
+        started, share = time.monotonic(), self.share
+        self.progress.phase("rollouts")
+        groups = await self.dispatcher.collect()
+        collected = time.monotonic()
+        scored = [await self.rewards.score(group.rollouts, share) for group in groups]
+        batch = self._credit(scored)
+        self.progress.phase("learning")
+        learnt = await self._learn(batch, share)
+        metrics = {
+            "update": self.step,
+            **update_figures(scored, width=self.recipe.limits.width),
+            **{k: v for k, v in learnt.items() if k not in ("seconds", "version", "steps")},
+            "weights": self.rewards.weights(share),
+            "dropped_groups": {str(reason): n for reason, n in batch.dropped.items()},
+            **self._rollout_figures(groups, collected - started),
+            "learn_s": learnt["seconds"],
+        }
+        self._finish(groups, scored, metrics)
+        await self.stack.engine.load(POLICY, self.learner.weights())
+        metrics["seconds"] = time.monotonic() - started
+        self._report(metrics)
+
+    def _credit(self, scored: Sequence[Sequence[Scored]]) -> BatchCredit:
+        train, keep = self.recipe.train, self.recipe.tasks.thin_negatives
+        params = {"gamma": train.gamma} if train.credit == "gamma" else {}
+        kept = None
+        if keep < 1.0:
+            kept = [thin_negatives([one.reward for one in group], keep, self._draws) for group in scored]
+        return credit_batch(train.credit, scored, params, keep=kept)
+
+    async def _learn(self, batch: BatchCredit, share: float) -> dict[str, float]:
+        if self.recipe.rollout.mode == "sync":
+            return self.learner.update(batch.credits, share)
+        # In async mode rollouts go on beside the update; an update that has begun is finished, whatever cancels us.
+        working = asyncio.ensure_future(asyncio.to_thread(self.learner.update, batch.credits, share))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait({working})
+            raise
+
+    def _rollout_figures(self, groups: Sequence[Group], seconds: float) -> dict[str, Any]:
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        sampled = sum(rollout.metrics.get("sampled_tokens", 0.0) for rollout in rollouts)
+        meter = self.dispatcher.meter.report()
+        return {
+            "rollout_s": seconds,
+            "sampled_tokens": sampled,
+            "rollout_tokens_per_s": sampled / seconds if seconds > 0 else 0.0,
+            "none_share": meter["none_share"],
+            "retries": meter["retries"],
+            "group_staleness": meter["staleness_mean"],
+        }
+
+    def _finish(self, groups: Sequence[Group], scored: Sequence[Sequence[Scored]], metrics: dict[str, Any]) -> None:
+        """The cut: from here on the update is done. No await, so nothing can come between."""
+        ids = [one.rollout.id for group in scored for one in group if one.reward is not None]
+        if self.stack.store is not None:
+            self.stack.store.save_scored(one for group in scored for one in group)
+            self.stack.store.mark_trained(ids, self.step)
+        for group, members in zip(groups, scored, strict=True):
+            found = [rollout_success(one.rollout) for one in members if one.reward is not None]
+            known = [value for value in found if value is not None]
+            if known:
+                turns = sum(len(one.rollout.calls) for one in members) / len(members)
+                self.sampler.report(group.task.id, sum(known) / len(known), turns=turns)
+        if self.step % READ_EVERY == 0:
+            self._keep_to_read(scored)
+        self.step += 1
+        self.dispatcher.advance(self.step)
+
+    def _keep_to_read(self, scored: Sequence[Sequence[Scored]]) -> None:
+        """Write the best and the worst rollout of a few groups."""
+        rows = []
+        for group in scored[:READ_GROUPS]:
+            ranked = sorted((one for one in group if one.reward is not None), key=lambda one: one.reward or 0.0)
+            rows += [ranked[0], ranked[-1]] if len(ranked) > 1 else ranked
+        self._write_trajectories(rows, "training")
+
+    def _write_trajectories(self, rows: Sequence[Scored], arm: str) -> None:
+        width = self.recipe.limits.width
+        with (self.out / "trajectories.jsonl").open("a", encoding="utf-8") as file:
+            for one in rows:
+                row = trajectory(one, update=self.step, arm=arm, width=width)
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def _report(self, metrics: dict[str, Any]) -> None:
+        with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics, ensure_ascii=False) + "\n")
+        self.progress.update(metrics)
+
+    # ---- keeping ----------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished update, unless there is one."""
+        if self._saved == self.step:
+            return
+        state = {
+            "step": self.step,
+            "wall_s": self.wall_s + time.monotonic() - self._began,
+            "sampler": self.sampler.state(),
+            "draws": [self._draws.getstate()[0], list(self._draws.getstate()[1]), self._draws.getstate()[2]],
+            "dispatcher": self.dispatcher.state(),
+        }
+        save_checkpoint(self.out / "checkpoints", self.learner, state, step=self.step)
+        self._saved = self.step
+
+    async def resume(self) -> None:
+        """Go on from the newest checkpoint; a run that was stopped before its first one begins anew."""
+        path = latest(self.out / "checkpoints")
+        if path is None:
+            self._forget_after(0)
+            return
+        state = load_checkpoint(path, self.learner).state
+        self.step = self._saved = int(state["step"])
+        self.wall_s = float(state["wall_s"])
+        self.sampler.restore(state["sampler"])
+        version, internal, gauss = state["draws"]
+        self._draws.setstate((version, tuple(internal), gauss))
+        self.dispatcher.restore(state["dispatcher"])
+        self._forget_after(self.step)
+        if self.step:
+            await self.stack.engine.load(POLICY, self.learner.weights())
+
+    def _forget_after(self, step: int) -> None:
+        """Take back what was reported of updates that no checkpoint holds: they will be made again."""
+        if self.stack.store is not None:
+            self.stack.store.rewind(step)
+        for name, lasts in (("metrics.jsonl", step), ("trajectories.jsonl", step + 1)):
+            path = self.out / name
+            if path.exists():
+                kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _before(line, lasts)]
+                partial = path.with_name(name + ".part")
+                partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+                partial.replace(path)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def conclude(self) -> dict[str, Any]:
+        """Publish the weights, evaluate the arms on held-out tasks, and write the summary."""
+        weights = self.out / "weights" / f"v{self.step:06d}"
+        if not weights.exists():
+            self.learner.save_weights(self.out / "weights", self.step)
+        await self.stack.engine.load(POLICY, WeightsRef(self.step, path=str(weights)))
+        tables, rollouts = await evaluate_arms(self.stack, dict(self.recipe.eval.arms), self.progress)
+        width = self.recipe.limits.width
+        write_json(self.out / "eval.json", {name: per_task(found, width) for name, found in rollouts.items()})
+        for name, found in rollouts.items():
+            kinds = {rollout.task.kind: rollout for rollout in reversed(found)}
+            self._write_trajectories(
+                [one for rollout in kinds.values() for one in await self.rewards.score([rollout], 1.0)], name
+            )
+        summary = {
+            "recipe": self.recipe.name,
+            "seed": self.recipe.seed,
+            "updates": self.step,
+            "wall_s": round(self.wall_s + time.monotonic() - self._began, 1),
+            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            **tables,
+        }
+        write_json(self.out / "summary.json", summary)
+        self.progress.finish(summary)
+        return summary
+
+
+def _before(line: str, step: int) -> bool:
+    try:
+        return int(json.loads(line)["update"]) < step
+    except (ValueError, KeyError, TypeError):
+        return False  # cut off when the run was killed
+
+
+def make_learner(recipe: Recipe, directory: Path) -> Learner:
+    """The learner of a recipe, on the model in `directory`."""
+    train = recipe.train
+    model = load_model(
+        directory, lora=Lora(train.lora.rank, train.lora.alpha, tuple(train.lora.targets)) if train.lora.rank else None
+    )
+    objective = make_objective(
+        train.objective,
+        dict(train.objective_params),
+        aggregation=train.aggregation or None,
+        kl_estimator=train.kl.estimator,
+        kl_coef=train.kl.coef,
+    )
+    optim = OptimSettings(
+        lr=train.lr,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        warmup=train.warmup_updates,
+        schedule=train.lr_schedule,
+        grad_clip=train.grad_clip,
+    )
+    settings = LearnerSettings(
+        optim=optim,
+        epochs=train.epochs,
+        minibatches=train.minibatches,
+        token_budget=train.token_budget,
+        temperature=recipe.sampling.temperature,
+        dtype=train.dtype,
+        seed=recipe.seed,
+    )
+    return Learner(model, objective, settings)
+
+
+def _dispatching(recipe: Recipe) -> DispatchSettings:
+    section = recipe.rollout
+    return DispatchSettings(
+        groups=recipe.train.groups,
+        group_size=recipe.train.group_size,
+        mode=section.mode,
+        concurrency=section.concurrency,
+        retries=section.retries,
+        max_staleness=section.max_staleness,
+        stale=section.stale,
+        partial=section.partial,
+        deterministic=recipe.deterministic,
+    )

@@ -1,0 +1,146 @@
+"""The parts of a run, put together from a recipe: engine, gateway, harness, runner. Contract: no training here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inspan.config import Agent, Recipe
+from inspan.engine.base import SamplingParams, WeightsRef
+from inspan.engine.openai_engine import OpenAIChat
+from inspan.engine.torch_engine import TorchEngine
+from inspan.errors import RecipeError
+from inspan.gateway.base import Limits, Role
+from inspan.gateway.gateway import Gateway
+from inspan.gateway.renderers import renderer_for
+from inspan.rollout.executor import LocalExecutor
+from inspan.rollout.fingerprint import Fingerprint, fingerprint
+from inspan.rollout.load import LoadedHarness, load_harness
+from inspan.rollout.run import Runner
+from inspan.trace.store import TraceStore
+from inspan.train.environment import Environment
+from inspan.train.models import model_directory
+
+POLICY, FROZEN = "policy", "policy@v0"
+
+
+@dataclass(slots=True)
+class Stack:
+    """Engine and gateway of a run, with what is needed to make runners for any harness on them."""
+
+    recipe: Recipe
+    environment: Environment
+    directory: Path  # the model's
+    engine: TorchEngine
+    gateway: Gateway
+    renderer: str
+    store: TraceStore | None
+    _loaded: dict[str, LoadedHarness] = field(default_factory=dict)
+
+    def harness(self, spec: str) -> LoadedHarness:
+        """A harness by its recipe name, loaded once."""
+        if spec not in self._loaded:
+            self._loaded[spec] = load_harness(spec, self.recipe.python_path)
+        return self._loaded[spec]
+
+    def limits(self, critical_steps: int | None = None) -> Limits:
+        """The recipe's limits; the gateway is the hard stop."""
+        limits = self.recipe.limits
+        steps = limits.critical_steps if critical_steps is None else critical_steps
+        return Limits(steps, limits.tokens or None, limits.calls, limits.width)
+
+    def fingerprint(self, harness: LoadedHarness) -> Fingerprint:
+        """What must be equal for two results to be comparable."""
+        limits = self.recipe.limits
+        return fingerprint(
+            harness=harness.name,
+            version=harness.version,
+            renderer=self.renderer,
+            limits={"critical_steps": limits.critical_steps, "tokens": limits.tokens, "width": limits.width},
+            system_prompt=harness.system_prompt,
+        )
+
+    def runner(
+        self,
+        spec: str,
+        roles: list[Role],
+        *,
+        temperature: float | None = None,
+        critical_steps: int | None = None,
+    ) -> Runner:
+        """A runner of rollouts in a harness; `roles[0]` speaks for the root session."""
+        sampling = self.recipe.sampling
+        harness = self.harness(spec)
+        return Runner(
+            gateway=self.gateway,
+            harness=harness,
+            roles=roles,
+            limits=self.limits(critical_steps),
+            sampling=SamplingParams(
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature if temperature is None else temperature,
+                top_p=sampling.top_p,
+            ),
+            timeout_s=self.recipe.limits.timeout_s,
+            fingerprint=self.fingerprint(harness).hash,
+            make_tools=self.environment.make_tools,
+            options={**self.recipe.options, "width": self.recipe.limits.width},
+            version=lambda: self.engine.version(POLICY),
+        )
+
+    async def ensure(self, policy: str) -> str:
+        """See that the engine serves a policy: a known name, or the directory of a model. Returns its name."""
+        if policy not in self.engine.policies and not self._outside(policy):
+            await self.engine.load(policy, WeightsRef(0, path=str(model_directory(policy))))
+        return policy
+
+    def _outside(self, policy: str) -> bool:
+        return any(agent.base_url and agent.policy == policy for agent in self.recipe.agents.values())
+
+    async def close(self) -> None:
+        """Close gateway, engine and store."""
+        await self.gateway.close()
+        await self.engine.close()
+        if self.store is not None:
+            self.store.close()
+
+
+def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | None) -> Stack:
+    """Load the model and open the gateway. Raises ModelError or RecipeError."""
+    if recipe.engine.kind != "torch":
+        raise RecipeError(
+            f"engine kind {recipe.engine.kind!r} cannot be trained", where="engine.kind", hint='use "torch"'
+        )
+    directory = model_directory(recipe.model)
+    engine = TorchEngine(
+        {POLICY: str(directory), FROZEN: str(directory)},
+        slots=recipe.engine.slots,
+        context_length=recipe.engine.context,
+        max_queue=recipe.engine.max_queue,
+        threads=recipe.engine.threads,
+        deterministic=recipe.deterministic,
+    )
+    renderer = renderer_for(directory)
+    outside = {agent.policy: _outside_chat(agent) for agent in recipe.agents.values() if agent.base_url}
+    gateway = Gateway(engine, renderer, store=store, outside=outside)
+    return Stack(recipe, environment, directory, engine, gateway, renderer.name, store)
+
+
+def _outside_chat(agent: Agent) -> OpenAIChat:
+    key = os.environ.get(agent.api_key_env, "") if agent.api_key_env else ""
+    return OpenAIChat(agent.base_url, api_key=key, model=agent.policy)
+
+
+def roles_at(agents: dict[str, Agent], progress: float) -> list[Role]:
+    """The roles at `progress` of a run: frozen ones move through their stages."""
+    roles = []
+    for name, agent in agents.items():
+        reached = [stage.policy for stage in agent.stages if stage.from_ <= progress]
+        roles.append(Role(name, reached[-1] if reached else agent.policy, agent.trainable))
+    return roles
+
+
+def executor(runner: Runner) -> LocalExecutor:
+    """Where the rollouts of a runner run."""
+    return LocalExecutor(runner)
