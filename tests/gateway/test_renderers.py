@@ -19,7 +19,7 @@ from inspan.gateway.template import TemplateRenderer
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{%- endif %}"
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{%- for c in m.tool_calls or [] %}\n<tool_call>\n"
+    "{%- for c in m.tool_calls or [] %}{{ '\n<tool_call>\n' }}"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
     "<|im_end|>\n{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
