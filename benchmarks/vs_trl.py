@@ -3,29 +3,26 @@
     python benchmarks/vs_trl.py [--threads 1] [--steps 4] [--rounds 2]
 
 Prints one JSON object a row (`what`, `ours`, `peer`, `ratio`, `unit`): the two losses on one fixed batch (they must
-agree to 1e-5), and trained tokens a second of whole updates (generation, rewards, loss, step, weights to the generator).
-Needs `pip install trl`. Rounds of the two alternate and the fastest of each counts, since the machine may be busy.
+agree to 1e-5), and trained tokens a second of whole updates: generation, rewards, loss, step, and the new weights in
+the generator; single-turn, and multi-turn with tools. Needs `pip install trl jmespath`. Rounds of the two alternate and
+the fastest of each counts, since the machine may be busy. Prompts a step, group size and model are in `trl_peer.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import io
-import itertools
 import json
 import os
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 
@@ -33,39 +30,19 @@ from inspan.credit.registry import credit_batch
 from inspan.engine.base import Sample, SamplingParams
 from inspan.engine.torch_engine import TorchEngine
 from inspan.learner.learner import Learner, LearnerSettings
-from inspan.learner.losses import batch_loss, make_objective
+from inspan.learner.losses import batch_loss, make_objective, sequence_log_ratio
 from inspan.learner.model import collate, prepare, token_logprobs
 from inspan.learner.objectives import TokenBatch
 from inspan.learner.optim import OptimSettings
 from inspan.learner.packing import Row
 from inspan.trace.records import Call, ChainCredit, Node, Rollout, Scored, Session, Terminal
+from trl_peer import GROUP, PROMPTS, VOCABULARY, reward, tiny_llama, trl_rate, trl_trainer
 
-VOCABULARY, PROMPTS, GROUP, PROMPT_TOKENS, COMPLETION = 512, 16, 8, 16, 40
-
-
-def tiny_llama(seed: int = 0) -> Any:
-    """0.47 M parameters: d128, 2 layers, a vocabulary of 512."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config)
+PROMPT_TOKENS, COMPLETION = 16, 40
 
 
 def word_tokenizer() -> Any:
-    """One token a word: "t0" … "t511"."""
+    """One token a word: "t0" … "t511"; t0 pads, t1 ends."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -80,52 +57,11 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(torch.randint(2, VOCABULARY, (PROMPT_TOKENS,), generator=generator).tolist()) for _ in range(PROMPTS)]
 
 
-def reward(completion: tuple[int, ...] | list[int]) -> float:
-    """Share of even ids: dense, cheap, learnable."""
-    return sum(1 for t in completion if t % 2 == 0) / max(1, len(completion))
-
-
-def trl_trainer(directory: str, *, steps: int = 1, callbacks: Any = None, **changes: Any) -> Any:
-    """A GRPOTrainer without anything that costs time and that Inspan does not do (checkpointing, logging, saving)."""
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    settings: dict[str, Any] = {
-        "output_dir": directory,
-        "use_cpu": True,
-        "bf16": False,
-        "per_device_train_batch_size": PROMPTS * GROUP,
-        "num_generations": GROUP,
-        "max_completion_length": COMPLETION,
-        "gradient_checkpointing": False,
-        "max_steps": steps,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "beta": 0.0,
-        "loss_type": "grpo",
-        "epsilon": 0.2,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "disable_tqdm": True,
-        "shuffle_dataset": False,
-        "dataloader_pin_memory": False,
-        **changes,
-    }
-    data = Dataset.from_list([{"prompt": " ".join(f"t{t}" for t in p)} for p in prompts()])
-
-    def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [reward(ids) for ids in completion_ids]
-
-    with contextlib.redirect_stderr(io.StringIO()):
-        return GRPOTrainer(
-            model=tiny_llama(),
-            reward_funcs=rewards,
-            args=GRPOConfig(**settings),
-            train_dataset=data,
-            processing_class=word_tokenizer(),
-            callbacks=callbacks,
-        )
+def single_turn_trainer(directory: str, **changes: Any) -> Any:
+    """TRL's trainer on the random prompts."""
+    texts = [" ".join(f"t{t}" for t in p) for p in prompts()]
+    changes = {"learning_rate": 1e-3, **changes}
+    return trl_trainer(directory, tiny_llama(), word_tokenizer(), texts, completion=COMPLETION, **changes)
 
 
 # ---- the losses of the two on one fixed batch
@@ -164,20 +100,17 @@ def inspan_loss(model: Any, inputs: dict[str, Any], name: str, params: dict[str,
     batch = TokenBatch(behaviour, advantage, torch.ones_like(advantage), owner, owner // 4)
     objective = make_objective(name, params, aggregation=aggregation, length=COMPLETION)
     if objective.needs_sequence:
-        from dataclasses import replace
-
-        from inspan.learner.losses import sequence_log_ratio
-
         batch = replace(batch, sequence=sequence_log_ratio(logp, batch))
     return float(batch_loss(objective, logp, batch, objective.scales(batch))[0].detach())
 
 
+SEQUENCE = {"importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03}
 CASES: list[tuple[str, dict[str, float], str, dict[str, Any]]] = [
-    ("grpo", {"eps": 0.2}, "rollout", {"loss_type": "grpo"}),
+    ("grpo", {"eps": 0.2}, "rollout", {}),
     ("grpo", {"eps": 0.2, "eps_high": 0.28}, "token", {"loss_type": "dapo", "epsilon_high": 0.28}),
     ("dr_grpo", {"eps": 0.2}, "constant", {"loss_type": "dr_grpo"}),
     ("cispo", {"high": 1.3}, "token", {"loss_type": "cispo", "epsilon_high": 1.3}),
-    ("gspo", {"eps": 0.02, "eps_high": 0.03}, "rollout", {"epsilon": 0.02, "epsilon_high": 0.03}),
+    ("gspo", {"eps": 0.02, "eps_high": 0.03}, "rollout", SEQUENCE),
 ]
 """Our objective, its parameters and aggregation; what asks TRL for the same."""
 
@@ -186,11 +119,8 @@ def losses() -> list[dict[str, Any]]:
     """Rows of the two losses on one fixed batch, for every objective that both have."""
     out = []
     for name, params, aggregation, changes in CASES:
-        if name == "gspo":
-            changes = {**changes, "importance_sampling_level": "sequence"}
-        with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer = trl_trainer(directory, **changes)
+        with tempfile.TemporaryDirectory() as directory:
+            trainer = single_turn_trainer(directory, max_steps=1, **changes)
         trainer.current_gradient_accumulation_steps = 1
         inputs = fixed_batch(trainer.model)
         theirs = float(trainer._compute_loss(trainer.model, inputs).detach())
@@ -201,34 +131,6 @@ def losses() -> list[dict[str, Any]]:
 
 
 # ---- whole updates, single-turn
-
-
-def trl_single_turn(steps: int) -> float:
-    """Trained tokens per second of TRL's updates, the first left out."""
-    from transformers import TrainerCallback
-
-    marks: list[tuple[float, int]] = []
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            marks.append((time.perf_counter(), trained[0]))
-
-    trained = [0]
-    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = trl_trainer(directory, steps=steps + 1, callbacks=[Clock()])
-        inner = trainer._compute_loss
-
-        def counting(model: Any, inputs: dict[str, Any]) -> Any:
-            trained[0] += int(inputs["completion_mask"].sum())
-            return inner(model, inputs)
-
-        trainer._compute_loss = counting
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer.train()
-    return statistics.median(
-        (after[1] - before[1]) / (after[0] - before[0]) for before, after in itertools.pairwise(marks)
-    )
 
 
 async def sample_groups(engine: TorchEngine, step: int) -> list[ChainCredit]:
@@ -255,7 +157,7 @@ def one_turn(name: str, prompt: tuple[int, ...], sample: Sample) -> Rollout:
 
 
 async def inspan_single_turn(steps: int) -> float:
-    """Trained tokens per second of the embedded engine and the learner, the first update left out."""
+    """Trained tokens a second of the embedded engine and the learner, the first update left out."""
     model = prepare(tiny_llama())
     engine = TorchEngine({"policy": model}, slots=PROMPTS * GROUP)
     objective = make_objective("grpo", {"eps": 0.2}, aggregation="rollout")
@@ -272,7 +174,7 @@ async def inspan_single_turn(steps: int) -> float:
 
 
 def throughput(what: str, ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> dict[str, Any]:
-    """A row of trained tokens per second: rounds alternate, the fastest of each counts."""
+    """A row of trained tokens a second: rounds alternate, the fastest of each counts."""
     found = [(ours(), theirs()) for _ in range(rounds)]
     best = [max(values) for values in zip(*found, strict=True)]
     return {"what": what, "ours": best[0], "peer": best[1], "ratio": best[0] / best[1], "unit": "trained tokens/s"}
@@ -282,7 +184,7 @@ def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="updates a round, beside a first that is not counted")
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -291,10 +193,13 @@ def main() -> None:
     row = throughput(
         f"single-turn updates, {PROMPTS * GROUP} completions of {COMPLETION} tokens, {options.threads} thread(s)",
         lambda: asyncio.run(inspan_single_turn(options.steps)),
-        lambda: trl_single_turn(options.steps),
+        lambda: trl_rate(options.steps, single_turn_trainer)[0],
         options.rounds,
     )
     print(json.dumps(row), flush=True)
+    from vs_trl_tools import multi_turn
+
+    print(json.dumps(multi_turn(options.steps, options.rounds, options.threads)), flush=True)
 
 
 if __name__ == "__main__":
