@@ -36,7 +36,10 @@ CURVES = (
     Curve("Held-out", (r"(eval|held_out)/.*(f1|exact)" + _KIND,), "item F1 and exact rows"),
     Curve("Reward terms", (r"(reward_)?terms?/.+",), "each before its weight"),
     Curve(
-        "Weights of the terms", (r"weights?/(?!item_f1$|exact_match$).+", r"lambda.*", r"λ.*"), "λ1, λ2 and the like"
+        "Weights of the terms",
+        (r"weights?/(?!item_f1$|exact_match$).+", r"lambda.*", r"λ.*"),
+        "λ1, λ2 and the like",
+        smooth=False,
     ),
     Curve("Parallel width", (r"(eval/)?(parallel_)?width" + _KIND,), "assigned tasks / stages that assign"),
     Curve("Critical steps", (r"(eval/)?critical_steps" + _KIND,), "steps on the longest path"),
