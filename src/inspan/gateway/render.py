@@ -132,6 +132,10 @@ class ChatML:
         """The generation prompt."""
         return (*self._glue(after), *self._role("assistant"))
 
+    def spoken(self, message: Message) -> Tokens:
+        """What the model would have sampled to say a message, its end of turn included (for demonstrations)."""
+        return (*self._encode_plain(self.text(message)), self._end)
+
     def text(self, message: Message) -> str:
         """The text between the role line and the end of turn."""
         content = message.get("content") or ""

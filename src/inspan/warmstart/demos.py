@@ -19,7 +19,7 @@ from inspan.harness.swarm import ASSIGN, CREATE
 from inspan.harness.tools import READ, SEARCH, Library, LibraryTools
 from inspan.retrieval.corpus import Document
 from inspan.tasks.base import Task
-from inspan.tasks.facts.questions import prompt
+from inspan.tasks.facts.questions import item, prompt
 from inspan.tasks.facts.world import World
 
 SUBAGENT = "scout"
@@ -74,18 +74,20 @@ class Expert:
         documents = [Document(p.ref, p.text, p.listed) for p in self.world.pages.values()]
         self.tools = LibraryTools(Library.of(documents))
 
-    def alone(self, task: Task, *, system: str = SYSTEM, delegating: bool = False) -> Conversation:
+    def alone(self, task: Task, *, system: str = SYSTEM, delegating: bool = False, first: int = 1) -> Conversation:
         """Work through the look-ups one by one, as a single agent, a sub-agent, or an orchestrator that does not
-        delegate."""
-        talk = self._start(task.prompt, system, delegating)
-        goals = self._goals(task)
+        delegate. Items are numbered from `first`."""
+        meta = task.meta
+        text = prompt(self.world, meta["names"], meta["attributes"], meta.get("link"), first=first)
+        talk = self._start(text, system, delegating)
+        goals = self._goals(task, first)
         stop = self.rng.randint(1, max(1, len(goals) - 1)) if self._chance(self.habits.premature) else len(goals)
         cut = self.rng.randint(3, 16) if self._chance(self.habits.budget) else 10**6
         rows: list[str] = []
-        for name, attribute, link in goals[:stop]:
+        for number, name, attribute, link in goals[:stop]:
             if len(goals) > 1 and self._chance(self.habits.miss):
                 continue
-            if not self._look_up(talk, name, attribute, link, rows, cut):
+            if not self._look_up(talk, number, name, attribute, link, rows, cut):
                 break
         talk.say("assistant", "\n".join(rows) or "unknown")
         return talk
@@ -96,7 +98,8 @@ class Expert:
         names = list(task.meta["names"])
         if len(names) > 1 and self._chance(self.habits.partial):
             names = names[: self.rng.randint(1, len(names) - 1)]
-        prompts = [prompt(self.world, [n], task.meta["attributes"], task.meta.get("link")) for n in names]
+        attributes, link = task.meta["attributes"], task.meta.get("link")
+        prompts = [prompt(self.world, [n], attributes, link, first=i) for i, n in enumerate(names, 1)]
         create = ("create_subagent", {"name": SUBAGENT, "system_prompt": SUBAGENT_SYSTEM})
         assigns = [("assign_task", {"agent": SUBAGENT, "prompt": text}) for text in prompts]
         answers = [self._delegated(task, name) for name in names]
@@ -117,11 +120,11 @@ class Expert:
             return self.rng.choice(("error: the sub-agent ran out of steps", "unknown"))
         at = task.meta["names"].index(name)
         target = task.meta.get("targets", task.meta["names"])[at]
-        found = [self._row(target, a) for a in task.meta["attributes"]]
+        found = [self._row(at + 1, target, a) for a in task.meta["attributes"]]
         return "\n".join(found[:1] if len(found) > 1 and self._chance(0.08) else found)
 
-    def _row(self, name: str, attribute: str) -> str:
-        return f"{name} | {self.world.label(attribute)} | {self.world.value(name, attribute)}"
+    def _row(self, number: int, name: str, attribute: str) -> str:
+        return f"{item(number, name)} | {self.world.label(attribute)} | {self.world.value(name, attribute)}"
 
     def _start(self, text: str, system: str, delegating: bool) -> Conversation:
         talk = Conversation([SEARCH, READ, *((CREATE, ASSIGN) if delegating else ())])
@@ -129,27 +132,28 @@ class Expert:
         talk.say("user", text)
         return talk
 
-    def _goals(self, task: Task) -> list[tuple[str, str, str | None]]:
+    def _goals(self, task: Task, first: int) -> list[tuple[int, str, str, str | None]]:
         link = task.meta.get("link")
-        return [(name, attribute, link) for name in task.meta["names"] for attribute in task.meta["attributes"]]
+        numbered = list(enumerate(task.meta["names"], first))
+        return [(number, name, attribute, link) for number, name in numbered for attribute in task.meta["attributes"]]
 
     def _look_up(
-        self, talk: Conversation, name: str, attribute: str, link: str | None, rows: list[str], cut: int
+        self, talk: Conversation, number: int, name: str, attribute: str, link: str | None, rows: list[str], cut: int
     ) -> bool:
         """Search and read one fact (over its link, if any). False when the budget ended the episode."""
         if link:
-            if not self._fetch(talk, name, link, cut):
+            if not self._fetch(talk, number, name, link, cut):
                 return False
             name = self.world.value(name, link)
-        if not self._fetch(talk, name, attribute, cut):
+        if not self._fetch(talk, number, name, attribute, cut):
             return False
-        rows.append(self._row(name, attribute))
+        rows.append(self._row(number, name, attribute))
         return True
 
-    def _fetch(self, talk: Conversation, name: str, attribute: str, cut: int) -> bool:
+    def _fetch(self, talk: Conversation, number: int, name: str, attribute: str, cut: int) -> bool:
         ref = self.world.refs[name, attribute]
-        # What the page's title says: with a near name ranked first, the query alone would pick the wrong page.
-        if not self._use(talk, "search", {"query": f"{name} {self.world.label(attribute)}"}, cut):
+        query = f"{item(number, name)} {self.world.label(attribute)}"  # the number keeps the place in the list
+        if not self._use(talk, "search", {"query": query}, cut):
             return False
         if not self._use(talk, "read", {"page": ref}, cut):
             return False

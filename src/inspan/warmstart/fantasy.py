@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from inspan.tasks.facts.world import INFOBOX, PROSE, Entity, Layout, World, build
 
 LAYOUTS = (INFOBOX, PROSE, Layout("{attribute} of {name}: {value}"), Layout("{name}: {attribute} = {value}"))
-WORDS = tuple(
-    (
-        "anthem mayor river crop founder patron motto saint harbour bridge festival dialect export flower bird "
-        "animal stone climate airport railway stadium museum drink dish dance sport flag colour league senate "
-        "judge bishop guild mill market tower castle garden island valley summit lake coast border region "
-        "province district quarter postal tax registry lottery library college theatre newspaper radio channel "
-        "main old first largest official national "
-    ).split()
-)
+_NOUNS = """
+anthem mayor river crop founder patron motto saint harbour bridge festival dialect export flower bird animal
+stone climate airport railway stadium museum drink dish dance sport flag colour league senate judge bishop
+guild mill market tower castle garden island valley summit lake coast border region province district quarter
+postal tax registry lottery library college theatre newspaper radio channel main old first largest official
+national
+"""
+WORDS = tuple(_NOUNS.split())
 REAL = ("capital", "currency", "calling code", "area", "population")
 
 
@@ -84,4 +83,4 @@ def _code(rng: random.Random, names: Sequence[str]) -> str:
 
 
 def _digits(rng: random.Random, names: Sequence[str]) -> str:
-    return str(rng.randint(1, 10 ** rng.randint(1, 8)))
+    return str(rng.randint(1, 10 ** rng.randint(1, 6)))

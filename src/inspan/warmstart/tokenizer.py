@@ -28,6 +28,7 @@ SCAFFOLD = (
     "see also: ",
     "continued: ",
     "error: ",
+    *(f"({number}) " for number in range(1, 13)),
 )
 _PIECES = Regex(r"\d|\s|[^\W\d_]+|_|[^\w\s]")
 

@@ -47,11 +47,15 @@ def clean(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
+def _thousands(count: int) -> str:
+    return str(max(1, round(count / 1000))) if count else "0"
+
+
 @lru_cache(maxsize=len(SPLITS))
 def entities(split: str) -> tuple[Entity, ...]:
     """The countries and cities of a split.
 
-    Countries: capital, currency (code), calling code, area (km²), population. Cities: country, population.
+    Countries: capital, currency (code), calling code, area (km²), population (thousands). Cities: country, population.
     """
     if split not in SPLITS:
         raise TaskError(f"unknown split {split!r}", hint=f"known: {', '.join(SPLITS)}")
@@ -65,7 +69,7 @@ def entities(split: str) -> tuple[Entity, ...]:
             "currency": country["currencycode"],
             "calling code": re.sub(r"\D", "", country["phone"].split("and")[0])[:5],
             "area": str(int(country["areakm2"])),
-            "population": str(country["population"]),
+            "population": _thousands(country["population"]),
         }
         name = clean(country["name"])
         found[name] = Entity(name, "country", {k: v for k, v in values.items() if v and v != "0"})
@@ -88,7 +92,7 @@ def _cities(codes: list[str], taken: set[str]) -> list[Entity]:
             if name in taken:
                 continue
             taken.add(name)
-            values = {"country": clean(countries[code]["name"]), "population": str(city["population"])}
+            values = {"country": clean(countries[code]["name"]), "population": _thousands(city["population"])}
             made.append(Entity(name, "city", values, links=("country",)))
     return made
 

@@ -1,8 +1,9 @@
 """Questions over a world. Contract: pure and seeded; every question can be answered from the world's pages.
 
 Kinds: *wide* (one or two attributes of many entities), *deep* (a hop over a link, then an attribute), *mixed* (several
-deep ones at once), *long* (the fact is on a continuation page), *narrow* (one look-up). The answer is always a table
-`entity | attribute | value`, keyed by entity and attribute. No prompt says how to go about it.
+deep ones at once), *long* (the fact is on a continuation page), *narrow* (one look-up). Items are numbered, and the
+answer is always a table `(number) entity | attribute | value`, keyed by the first two. No prompt says how to go about
+it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from inspan.errors import TaskError
 from inspan.tasks.base import Task
 from inspan.tasks.facts.world import World
 
-COLUMNS = ("entity", "attribute", "value")
-KEYS = ("entity", "attribute")
+COLUMNS = ("item", "attribute", "value")
+KEYS = ("item", "attribute")
 KINDS = ("wide", "deep", "mixed", "long", "narrow")
 
 
@@ -28,11 +29,18 @@ class Widths:
     mixed: tuple[int, int] = (3, 4)
 
 
-def prompt(world: World, names: Sequence[str], attributes: Sequence[str], link: str | None = None) -> str:
-    """The one form of all questions: `Find the capital and currency of the country of Maradi; Zinder.`"""
+def prompt(
+    world: World, names: Sequence[str], attributes: Sequence[str], link: str | None = None, *, first: int = 1
+) -> str:
+    """The one form of all questions: `Find the capital and currency of the country of (1) Maradi; (2) Zinder.`"""
     wanted = " and ".join(world.label(a) for a in attributes)
     of = f"the {world.label(link)} of " if link else ""
-    return f"Find the {wanted} of {of}{'; '.join(names)}."
+    return f"Find the {wanted} of {of}{'; '.join(item(first + i, name) for i, name in enumerate(names))}."
+
+
+def item(number: int, name: str) -> str:
+    """An entity with its number in the question."""
+    return f"({number}) {name}"
 
 
 def make(world: World, kind: str, rng: random.Random, *, id: str, widths: Widths | None = None) -> Task:
@@ -61,7 +69,7 @@ def _plain(world: World, kind: str, rng: random.Random, id: str, count: int, n_a
         able = [e.name for e in members if all(a in e.values and _long(world, e.name, a, kind) for a in chosen)]
         if len(able) >= count:
             names = _with_near_names(world, able, count, rng)
-            rows = [(name, world.label(a), world.value(name, a)) for name in names for a in chosen]
+            rows = _rows(world, names, chosen)
             meta = {"names": names, "attributes": chosen, "hops": 1}
             return _task(world, kind, id, prompt(world, names, chosen), rows, meta)
     raise TaskError(f"the world has fewer than {count} entities for a {kind} question", where=id)
@@ -107,10 +115,15 @@ def _linked(world: World, kind: str, rng: random.Random, id: str, count: int) ->
                 names.append(name)
                 targets.append(target)
         if len(names) == count:
-            rows = [(t, world.label(attribute), world.value(t, attribute)) for t in targets]
+            rows = _rows(world, targets, [attribute])
             meta = {"names": names, "attributes": [attribute], "link": link, "targets": targets, "hops": 2}
             return _task(world, kind, id, prompt(world, names, [attribute], link), rows, meta)
     raise TaskError(f"the world has no {count} linked entities for a {kind} question", where=id)
+
+
+def _rows(world: World, names: Sequence[str], attributes: Sequence[str]) -> list[tuple[str, str, str]]:
+    numbered = list(enumerate(names, 1))
+    return [(item(i, name), world.label(a), world.value(name, a)) for i, name in numbered for a in attributes]
 
 
 def _task(world: World, kind: str, id: str, text: str, rows: Sequence[tuple[str, str, str]], meta: dict) -> Task:

@@ -1,0 +1,104 @@
+"""What a base model is made of: a TOML file as validated data. Contract: unknown keys are errors."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inspan.config.load import parse_override
+from inspan.errors import RecipeError
+
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Shape(_Section):
+    """The model: a Llama with tied embeddings."""
+
+    vocabulary: Annotated[int, Field(ge=400)] = 768
+    width: Positive = 128
+    layers: Positive = 3
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    hidden: Positive = 384
+    positions: Positive = 4096
+
+
+class HabitShares(_Section):
+    """The expert's habits in a phase; see `inspan.warmstart.demos.Habits`."""
+
+    premature: Rate = 0.0
+    miss: Rate = 0.0
+    spawn: Rate = 0.0
+    partial: Rate = 0.3
+    serial: Rate = 0.2
+    fault: Rate = 0.03
+    budget: Rate = 0.2
+
+
+class PhaseSection(_Section):
+    """One phase. `copy`: repeated random tokens; `demos`: demonstrations, with a share of copy rows mixed in."""
+
+    name: str
+    kind: Literal["copy", "demos"]
+    steps: Positive
+    lr: Annotated[float, Field(gt=0)]
+    warmup: Annotated[int, Field(ge=0)] = 0
+    floor: Rate = 1.0  # learning rate at the end of the phase, as a share of `lr` (linear)
+    small_alphabet: Rate = 0.0  # share of copy rows over few distinct tokens, so that repeats are ambiguous
+    copy_share: Rate = 0.0  # share of copy rows among demonstrations
+    kinds: dict[str, float] = {}
+    roles: dict[Literal["subagent", "single", "orchestrator"], float] = {}
+    wide: tuple[Positive, Positive] = (2, 10)
+    mixed: tuple[Positive, Positive] = (2, 4)
+    habits: HabitShares = HabitShares()
+    subagent_habits: HabitShares = HabitShares()
+
+
+class WarmstartRecipe(_Section):
+    """A base model: its shape and the phases that make it."""
+
+    name: str = "tiny"
+    seed: int = 0
+    threads: Positive = 1
+    batch_tokens: Positive = 2048
+    worlds: Positive = 400
+    real_share: Rate = 0.25
+    reading_weight: Rate = 0.0  # of the loss on what the assistant reads
+    checkpoint_every: Positive = 500
+    shape: Shape = Shape()
+    phases: list[PhaseSection] = Field(min_length=1)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> WarmstartRecipe:
+    """Read a warm-start recipe. Raises RecipeError naming the file and the key."""
+    try:
+        data: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}", where=str(path), hint="recipes/base/tiny.toml") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RecipeError(f"not TOML: {error}", where=str(path)) from None
+    for text in overrides:
+        _assign(data, text)
+    try:
+        return WarmstartRecipe.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RecipeError(f"{key}: {first['msg']}", where=str(path), hint="see recipes/base/tiny.toml") from None
+
+
+def _assign(data: dict[str, Any], text: str) -> None:
+    keys, value = parse_override(text)
+    node: Any = data
+    for key in keys[:-1]:
+        node = node[key] if isinstance(node, list) else node.setdefault(key, {})
+    node[keys[-1]] = value
