@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from inspan.engine.base import Sample
+
 VOCAB = 97
 SHAPE = {
     "vocab_size": VOCAB,
@@ -69,3 +71,10 @@ def reference_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 def prompt(length: int, seed: int) -> tuple[int, ...]:
     """Random token ids."""
     return tuple(torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def drift(model: Any, prompt_ids: tuple[int, ...], sample: Sample) -> float:
+    """Largest difference of the recorded log-probs to a full forward at temperature 1."""
+    logits = reference_logits(model, prompt_ids + sample.tokens).log_softmax(-1)
+    chosen = logits[len(prompt_ids) - 1 : -1].gather(1, torch.tensor(sample.tokens)[:, None]).squeeze(1)
+    return float((chosen - torch.tensor(sample.logprobs)).abs().max())

@@ -1,20 +1,15 @@
-"""Nothing is computed twice: groups share their prompt, sessions their earlier turns, for as long as the weights stay."""
+"""Nothing is computed twice: groups share their prompt, sessions their earlier turns, while the weights stay."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from engine_models import make_model, prompt, reference_logits
+from engine_models import drift as worst
+from engine_models import make_model, prompt
 
 from inspan.engine.base import SamplingParams, WeightsRef
 from inspan.engine.torch_engine import TorchEngine
-
-
-def worst(model, prompt_ids, sample) -> float:
-    logits = reference_logits(model, prompt_ids + sample.tokens).log_softmax(-1)
-    at = len(prompt_ids) - 1
-    return max(abs(float(logits[at + i, t]) - lp) for i, (t, lp) in enumerate(zip(sample.tokens, sample.logprobs)))
 
 
 async def test_a_group_of_eight_prefills_its_prompt_once(llama):
@@ -75,7 +70,9 @@ async def test_interleaved_sessions_with_slow_tools_keep_their_cache(llama):
             assert worst(llama, c, s) < 1e-4
         if turn:
             assert engine.counters.prefilled_tokens - before == 12 * (1 + 5)
-        contexts = [c + s.tokens + prompt(5, turn * 100 + i) for i, (c, s) in enumerate(zip(contexts, samples))]
+        contexts = [
+            c + s.tokens + prompt(5, turn * 100 + i) for i, (c, s) in enumerate(zip(contexts, samples, strict=True))
+        ]
 
 
 async def test_the_least_recently_used_sequence_is_dropped_first(llama):

@@ -96,7 +96,7 @@ async def test_overload_faults_and_broken_connections_are_retried_with_backoff()
 
 
 async def test_what_stays_broken_is_an_engine_error_and_a_bad_request_is_not_retried():
-    with pytest.raises(EngineOverloaded, match="3 tries.*slow down"):
+    with pytest.raises(EngineOverloaded, match=r"3 tries.*slow down"):
         await Server(*(reply(429, {"error": {"message": "slow down"}}) for _ in range(3))).chat(retries=2).chat({})
     with pytest.raises(EngineError, match="ConnectError"):
         await Server(httpx2.ConnectError("refused")).chat(retries=0).chat({})

@@ -49,7 +49,8 @@ class TorchEngine:
 
     `models` maps policy names to sources (a directory, a transformers model, or (config, state dict)); equal sources
     share memory. `slots` is the most requests of a policy that decode at once; finished sequences are kept for prefix
-    reuse in these and in up to `cached` more rows (default: what fits `CACHE_BYTES`). `context_length` 0 means the
+    reuse in these and in up to `cached` more rows (default: what fits `CACHE_BYTES`, at least 16; memory is only taken
+    as rows and positions come into use). `context_length` 0 means the
     smallest of the models' own. `max_queue` bounds the requests that wait. `threads` 0 leaves torch's setting alone.
     """
 
@@ -202,7 +203,8 @@ class TorchEngine:
     def _open(self, name: str, weights: Weights, version: int) -> None:
         cached = self._cached
         if cached is None:
-            cached = min(CACHE_BYTES // max(weights.spec.kv_bytes * self._context, 1), 8 * self.slots)
+            affordable = CACHE_BYTES // max(weights.spec.kv_bytes * self._context, 1)
+            cached = min(max(affordable, 16), 8 * self.slots)
         self._lanes[name] = Lane(
             weights,
             version=version,

@@ -185,7 +185,7 @@ class Weights:
             read = _Reader(state, self.dtype)
             embed = read("model.embed_tokens.weight", s.vocab, s.hidden).clone()
             head = embed.t() if s.tied else read("lm_head.weight", s.vocab, s.hidden).t()
-            if not s.tied or embed.numel() <= 1 << 22:
+            if not s.tied or embed.numel() <= 1 << 26:
                 head = head.contiguous()  # faster to multiply with; a large tied vocabulary is not stored twice
             layers = [self._layer(read, f"model.layers.{i}.") for i in range(s.layers)]
             return embed, read("model.norm.weight", s.hidden).clone(), head, layers

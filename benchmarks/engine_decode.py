@@ -1,0 +1,201 @@
+"""The embedded engine against `transformers.generate`, against the machine's roofline, and against lock-step turns.
+
+    python benchmarks/engine_decode.py
+
+prints one JSON object a row (`what`, `ours`, `peer`, `ratio`, `unit`), in about a minute. Models are random; both sides
+of a row run the same model on the same prompts, in turns, and the best round of each counts. Decoding is timed without
+the prompts: the engine has them in its cache, from `generate` the time of a one-token call is taken off.
+
+The multi-turn rows play episodes of several turns with uneven answers and tool results (lengths drawn once, equal for
+both sides, instant tools). Their peer is what batch trainers do: all episodes of a batch take a turn together, each
+turn's whole conversation is prefilled anew. It runs on this same engine, so the ratio is the scheduling's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import torch
+from roofline import decode_floor, gemm_gflops, read_bandwidth
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from inspan.engine.base import SamplingParams
+from inspan.engine.torch_engine import TorchEngine
+
+TINY = {
+    "vocab_size": 800,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 2048,
+}
+
+
+def model(shape: dict[str, int]) -> Any:
+    """A random Llama with tied embeddings."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).eval()
+
+
+def prompts(count: int, length: int, vocab: int) -> list[tuple[int, ...]]:
+    """Random prompts of one length."""
+    return [tuple(p) for p in torch.randint(0, vocab, (count, length)).tolist()]
+
+
+def row(what: str, ours: float, peer: float | None, unit: str, ratio: float | None = None) -> None:
+    """Print one result."""
+    ratio = ratio if ratio is not None else (ours / peer if peer else None)
+    figures = {"ours": ours, "peer": peer, "ratio": ratio}
+    rounded = {key: None if x is None else float(f"{x:.4g}") for key, x in figures.items()}
+    print(json.dumps({"what": what, **rounded, "unit": unit}), flush=True)
+
+
+async def engine_seconds(engine: TorchEngine, batch: list[tuple[int, ...]], tokens: int) -> float:
+    """Time to sample `tokens` for each prompt, prompts cached."""
+    await asyncio.gather(*(engine.sample("p", p, SamplingParams(1, seed=0)) for p in batch))
+    begin = time.perf_counter()
+    await asyncio.gather(*(engine.sample("p", p, SamplingParams(tokens + 1, seed=i)) for i, p in enumerate(batch)))
+    return time.perf_counter() - begin
+
+
+def generate_seconds(net: Any, batch: list[tuple[int, ...]], tokens: int) -> float:
+    """Time that `generate` takes for `tokens` beyond the first."""
+    ids = torch.tensor(batch)
+    times = []
+    for count in (1, tokens + 1):
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            net.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, min_new_tokens=count,
+                max_new_tokens=count, pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+        times.append(time.perf_counter() - begin)
+    return times[1] - times[0]
+
+
+def decode(name: str, net: Any, *, batch: int, context: int, tokens: int, threads: int, rounds: int) -> float:
+    """Rows of decoding speed; returns the engine's seconds per step."""
+    torch.set_num_threads(threads)
+    given = prompts(batch, context, net.config.vocab_size)
+    ours = peer = float("inf")
+    for _ in range(rounds):
+        torch.set_num_threads(threads)
+        ours = min(ours, asyncio.run(engine_seconds(TorchEngine({"p": net}, slots=batch), given, tokens)))
+        torch.set_num_threads(threads)
+        peer = min(peer, generate_seconds(net, given, tokens))
+    where = f"{name}, batch {batch}, context {context}-{context + tokens}, {threads} thread(s)"
+    row(f"decode against transformers.generate: {where}", batch * tokens / ours, batch * tokens / peer, "tokens/s")
+    return ours / tokens
+
+
+def roofline(engine_step: float, net: Any, *, batch: int, context: int, threads: int) -> None:
+    """Rows of the machine's roofs and the share of them that a decode step reaches."""
+    torch.set_num_threads(threads)
+    gflops, bandwidth = gemm_gflops(), read_bandwidth()
+    row(f"roof: float32 matrix product 1024, {threads} thread(s)", gflops, None, "GFLOP/s")
+    row(f"roof: sequential read, {threads} thread(s)", bandwidth, None, "GB/s")
+    floor = decode_floor(TorchEngine({"p": net}).spec("p"), batch, context, gflops, bandwidth)
+    what = f"decode step against its roofline, batch {batch}, context {context}, {threads} thread(s)"
+    row(what, engine_step * 1e3, floor * 1e3, "ms/step", floor / engine_step)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How many tokens the model says, and what its tool answers."""
+
+    says: int
+    hears: tuple[int, ...]
+
+
+def episodes(count: int, vocab: int) -> list[tuple[tuple[int, ...], list[Turn]]]:
+    """Conversations: a prompt of 120 tokens, 2-8 turns, 6-60 tokens sampled and 10-90 read in each."""
+    draw = random.Random(5)
+    out = []
+    for _ in range(count):
+        turns = [
+            Turn(draw.randint(6, 60), tuple(draw.randrange(vocab) for _ in range(draw.randint(10, 90))))
+            for _ in range(draw.randint(2, 8))
+        ]
+        out.append((tuple(draw.randrange(vocab) for _ in range(120)), turns))
+    return out
+
+
+async def free_running(engine: TorchEngine, jobs: list[tuple[tuple[int, ...], list[Turn]]], width: int) -> None:
+    """Each episode goes on as soon as its tool has answered; `width` of them at a time."""
+    gate = asyncio.Semaphore(width)
+
+    async def play(index: int, context: tuple[int, ...], turns: list[Turn]) -> None:
+        async with gate:
+            for turn in turns:
+                sample = await engine.sample("p", context, SamplingParams(turn.says, seed=index))
+                context += sample.tokens + turn.hears
+
+    await asyncio.gather(*(play(i, *job) for i, job in enumerate(jobs)))
+
+
+async def lock_step(engine: TorchEngine, jobs: list[tuple[tuple[int, ...], list[Turn]]], width: int) -> None:
+    """Batches of `width` episodes take their turns together; nothing is kept from one turn to the next."""
+    lane = engine._lanes["p"]
+    for begin in range(0, len(jobs), width):
+        live = [(i, context, list(turns)) for i, (context, turns) in enumerate(jobs[begin : begin + width])]
+        while live:
+            lane.reset()
+            samples = await asyncio.gather(
+                *(engine.sample("p", c, SamplingParams(turns[0].says, seed=i)) for i, c, turns in live)
+            )
+            after = [(i, c + s.tokens + t[0].hears, t[1:]) for (i, c, t), s in zip(live, samples, strict=True)]
+            live = [job for job in after if job[2]]
+
+
+def multi_turn(net: Any, *, count: int, width: int, threads: int, rounds: int) -> None:
+    """Rows of episodes per second."""
+    torch.set_num_threads(threads)
+    jobs = episodes(count, net.config.vocab_size)
+    ours = peer = float("inf")
+    for _ in range(rounds):
+        for play in (free_running, lock_step):
+            engine = TorchEngine({"p": net}, slots=width)
+            begin = time.perf_counter()
+            asyncio.run(play(engine, jobs, width))
+            seconds = time.perf_counter() - begin
+            if play is free_running:
+                ours = min(ours, seconds)
+            else:
+                peer = min(peer, seconds)
+    where = f"{count} episodes, {width} at a time, {threads} thread(s)"
+    row(f"multi-turn against lock-step with full prefill, {where}", count / ours, count / peer, "episodes/s")
+
+
+def main() -> None:
+    """Print all rows."""
+    tiny = model(TINY)
+    for threads in (1, 2):
+        step = decode("tiny Llama", tiny, batch=64, context=128, tokens=64, threads=threads, rounds=3)
+        roofline(step, tiny, batch=64, context=160, threads=threads)
+    multi_turn(tiny, count=96, width=32, threads=1, rounds=2)
+    big = model(SMOLLM2)
+    decode("SmolLM2-135M shape", big, batch=8, context=128, tokens=12, threads=2, rounds=2)
+
+
+if __name__ == "__main__":
+    main()
