@@ -146,6 +146,8 @@ async def test_tool_choice_none_offers_no_tools_and_required_is_not_enforced():
         assert (await desk.ask(tools=[SEARCH], tool_choice=choice)).choices[0].message.content == "plain"
     offered = ["tools: search" in text(heard.prompt) for heard in desk.engine.heard]
     assert offered == [False, True, True, True]
+    sampled = [node.message.get("tool_choice") for node in desk.seal().nodes if node.sampled]
+    assert sampled == ["none", None, "required", "function:search"]
 
 
 async def test_logprobs_are_those_of_the_sample():

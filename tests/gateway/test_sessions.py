@@ -340,8 +340,9 @@ async def test_a_store_that_fails_makes_the_rollout_incomplete_and_the_bytes_are
         answer = await desk.post(body)
         assert answer.status_code == 503 if not stream else b"[DONE]" not in answer.content
     trace = desk.seal()
-    assert not trace.complete
+    assert not trace.complete and trace.fault
     assert [c.ok for c in trace.calls] == [True, False, False]
+    chains(trace.sessions, trace.nodes, trace.calls)
 
 
 async def test_a_sample_that_is_no_record_of_itself_makes_the_rollout_incomplete():

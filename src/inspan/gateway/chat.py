@@ -3,8 +3,8 @@
 Hand-written checks, since this is the hot path. Unknown fields are ignored. Messages come out in the internal form
 (`inspan.trace.records.Message`): text content, and the tool schemas on the root message.
 
-`tool_choice` "none" offers no tools. "required" and a named function are accepted and recorded, and *not* enforced:
-constrained decoding would make the behaviour policy another than the one that is trained.
+`tool_choice` "none" offers no tools. "required" and a named function are accepted, recorded (as `tool_choice` of the
+sampled message) and *not* enforced: constrained decoding would make the behaviour policy another than the trained one.
 """
 
 from __future__ import annotations

@@ -227,6 +227,8 @@ class Exchange:
         message: dict[str, Any] = {"role": "assistant", "content": parsed.shown}
         if named:
             message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in named]
+        if self.request.tool_choice not in (None, "auto"):
+            message["tool_choice"] = self.request.tool_choice
         self._commit(flight, sample, message, calls, finish)
         self.cached = max(self.cached, sample.cached_tokens)
         self.completion_tokens += len(sample.tokens)

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final
 
 from inspan.engine.base import Engine, SamplingParams
@@ -196,8 +196,9 @@ class Gateway:
                 yield stream_reply(reply, request)
                 return
             exchange = await self._exchange(live, state, request, ask)
-            async for piece in stream_exchange(exchange, int(self.clock()), answer):
-                yield piece
+            async with aclosing(stream_exchange(exchange, int(self.clock()), answer)) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             answer.cancel()
 

@@ -85,6 +85,7 @@ class LiveRollout:
         self._minted: dict[str, Minted] = {}
         self._digests: dict[int, bytes] = {}
         self._committed: set[int] = set()
+        self._recorded: list[Session] = []  # sessions with a committed call, in the order of the first
         self._admitted = 0
 
     # ---- sessions and limits ------------------------------------------------------------------------------------
@@ -148,7 +149,8 @@ class LiveRollout:
         if not state.refused:
             state.refused = True
             session, turn = state.record.id, state.turns
-            self.commit(state, Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=what), None)
+            call = Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=f"{limit}: {what}")
+            self.commit(state, call, None)
         return RequestError(what, status=status, code=code)
 
     # ---- seeds and ids ------------------------------------------------------------------------------------------
@@ -202,8 +204,11 @@ class LiveRollout:
             except StoreError as error:
                 self.complete = False
                 self.calls.append(replace(call, node=None, ok=False, error=str(error)))
+                self.faults["store", call.id] = str(error)
                 raise
+        if not state.stored:
             state.stored = True
+            self._recorded.append(state.record)
         self._committed.update(node.id for node in nodes)
         if sampled is not None:
             self.graph.enter(sampled)
@@ -217,11 +222,10 @@ class LiveRollout:
         return next(iter(self.faults.values()), None)
 
     def trace(self) -> Trace:
-        """What was recorded so far."""
-        sessions = [state.record for state in self._states.values()]
-        return Trace(
-            self.id, sessions, self.graph.records(), list(self.calls), self.complete, self.limit_hit, self.fault()
-        )
+        """What was recorded so far: the same that the store holds, and the calls that it could not take."""
+        nodes = [node for node in self.graph.nodes if node.id in self._committed]
+        recorded = list(self._recorded)
+        return Trace(self.id, recorded, nodes, list(self.calls), self.complete, self.limit_hit, self.fault())
 
     def restore(self, sessions: Sequence[Session], nodes: Sequence[Node], calls: Sequence[Call]) -> None:
         """Take up a rollout from its records, under the grant and limits of this one. Raises `StoreError`."""
@@ -238,6 +242,7 @@ class LiveRollout:
                 origin = _digest(minted.seed, b"%d" % minted.index, session.agent.encode())
             state = self._open(session, origin)
             state.stored = True
+            self._recorded.append(session)
             for call in (call for call in calls if call.session == session.id):
                 self._restore_call(state, call)
         self.calls = list(calls)
@@ -254,6 +259,7 @@ class LiveRollout:
     def _restore_call(self, state: SessionState, call: Call) -> None:
         if call.finish == "limit":
             state.refused = True
+            self.limit_hit = self.limit_hit or (call.error or "").partition(":")[0]
             return
         self._admitted += 1
         state.turns = max(state.turns, call.turn + 1)

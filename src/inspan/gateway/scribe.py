@@ -16,8 +16,8 @@ from inspan.gateway.render import Reader, Renderer, Tail
 from inspan.trace.graph import MessageGraph, identity
 from inspan.trace.records import Message, Tokens
 
-_CACHED: Final = 4096
-_CACHED_CHARS: Final = 16384  # longer messages are rendered each time: they would crowd the cache out
+_CACHED: Final = 2048
+_CACHED_CHARS: Final = 4096  # longer messages are rendered each time: they would crowd the cache out
 LARGE: Final = 262144  # a request of more characters is rendered in a thread beforehand
 
 

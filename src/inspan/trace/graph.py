@@ -187,7 +187,7 @@ class MessageGraph:
             context = [node for node in here if not self.nodes[node].sampled]
             if not context and len({self.nodes[node].tokens for node in here}) > 1:
                 return self.nodes[here[0]].parent, depth, True
-            chosen = (context or here)[0]
+            chosen = max(context) if context else here[0]
             paths = [path for path in paths if path[depth] == chosen]
         return paths[0][-1], len(frontiers), False
 
