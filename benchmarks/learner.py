@@ -1,15 +1,12 @@
-"""The learner's own speed on a CPU, and what was tried to raise it.
+"""The learner's own speed on a CPU: one packed tree against padded rows, and the share of the machine that it reaches.
 
     python benchmarks/learner.py [--threads 1] [--rounds 4]
 
-Prints one JSON object a row (`what`, `ours`, `peer`, `ratio`, `unit`). Settings that are compared alternate, and the
-fastest of each counts, since the machine may be busy.
-
-- micro-batches of at most `CPU_MICRO_BATCH` tokens against ones of 16,384 (activations stay in the cache);
-- rows cut by `plan` against rows in order of arrival (padding);
-- the vocabulary projection on trained positions only against all positions;
-- the share of the matrix throughput (measured in the same run) that an update reaches: six operations a weight for
-  each token in the blocks, and for each trained token in the head.
+Prints one JSON object a row (`what`, `ours`, `peer`, `ratio`, `unit`); tokens are those of the chains, forward and
+backward, whatever each way computes. The two ways alternate and the fastest of each counts, since the machine may be
+busy. The peer pads rows of similar length to micro-batches of the same size, without attention masks (causal attention
+needs none on the right), and projects to the vocabulary at every position only in the row that says so.
+The last row counts six operations a weight for each token computed in the blocks, and for each trained one in the head.
 """
 
 from __future__ import annotations
@@ -26,11 +23,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from inspan.learner.model import CPU_MICRO_BATCH, collate, prepare, token_logprobs
-from inspan.learner.packing import Row, padded_tokens, plan
+from inspan.learner.model import CPU_MICRO_BATCH, prepare, token_logprobs
+from inspan.learner.packing import Row, pack, plan, unique_tokens
 
-VOCABULARY, ROWS = 800, 64
+VOCABULARY = 800
 
 
 def tiny_llama() -> Any:
@@ -43,30 +41,38 @@ def tiny_llama() -> Any:
     return prepare(LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **shape, **more)))
 
 
-def make_rows() -> list[Row]:
-    """Multi-turn chains of 200–600 tokens, of which nearly half were sampled."""
+def make_rows(groups: int, members: int, prompt: int, shortest: int, longest: int) -> list[Row]:
+    """Multi-turn chains; the members of a group share a prompt, and nearly half of the rest was sampled."""
     rng = np.random.default_rng(0)
     rows = []
-    for length in rng.integers(200, 600, ROWS).tolist():
-        positions = tuple(p for p in range(50, length) if (p // 20) % 2)
-        rows.append(Row(tuple(rng.integers(0, VOCABULARY, length).tolist()), positions))
+    for _ in range(groups):
+        opening = rng.integers(0, VOCABULARY, prompt).tolist()
+        for length in rng.integers(shortest, longest, members).tolist():
+            positions = tuple(p for p in range(max(prompt, 20), length) if (p // 20) % 2)
+            rows.append(Row((*opening, *rng.integers(0, VOCABULARY, length - prompt).tolist()), positions))
     return rows
 
 
-def forward_backward(model: Any, rows: list[Row], batches: list[tuple[int, ...]]) -> None:
+def packed(model: Any, rows: list[Row]) -> None:
     """Log-probs of all trained tokens and their gradient, as an update computes them."""
-    for batch in batches:
-        logp, _ = token_logprobs(model, *collate([rows[i] for i in batch], torch.device("cpu")))
-        logp.sum().backward()
+    for batch in plan(rows, CPU_MICRO_BATCH):
+        token_logprobs(model, pack([rows[i] for i in batch]))[0].sum().backward()
     model.zero_grad()
 
 
-def every_position(model: Any, rows: list[Row], batches: list[tuple[int, ...]]) -> None:
-    """The same with logits at every position."""
-    for batch in batches:
-        tokens, targets = collate([rows[i] for i in batch], torch.device("cpu"))
-        logp = model(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
-        logp[targets[:, 0], targets[:, 1] - 1, tokens[targets[:, 0], targets[:, 1]]].sum().backward()
+def padded(model: Any, rows: list[Row], *, every_position: bool = False) -> None:
+    """The same with rows of similar length padded on the right."""
+    queue = sorted(rows, key=lambda r: -len(r.tokens))
+    while queue:
+        width = len(queue[0].tokens)
+        count = max(1, CPU_MICRO_BATCH // width)
+        part, queue = queue[:count], queue[count:]
+        tokens = torch.tensor([[*r.tokens, *[0] * (width - len(r.tokens))] for r in part])
+        at = torch.tensor([i * width + p for i, r in enumerate(part) for p in r.positions])
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
+        logits = model.lm_head(hidden)[at - 1] if every_position else model.lm_head(hidden[at - 1])
+        loss: Tensor = logits.log_softmax(-1).gather(1, tokens.flatten()[at][:, None]).sum()
+        loss.backward()
     model.zero_grad()
 
 
@@ -77,18 +83,28 @@ def seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def compare(what: str, ours: Callable[[], None], peer: Callable[[], None], rounds: int, tokens: int) -> dict[str, Any]:
-    """A row of processed tokens a second for two ways to do the same work."""
-    found = [(seconds(ours), seconds(peer)) for _ in range(rounds)]
+def compare(what: str, model: Any, rows: list[Row], rounds: int, **options: bool) -> dict[str, Any]:
+    """A row of chain tokens a second."""
+    found = [
+        (seconds(lambda: packed(model, rows)), seconds(lambda: padded(model, rows, **options))) for _ in range(rounds)
+    ]
     fast, slow = (min(times) for times in zip(*found, strict=True))
+    tokens = sum(len(r.tokens) for r in rows)
+    what = f"{what} ({unique_tokens([r.tokens for r in rows]) / tokens:.0%} of the tokens unique)"
     return {"what": what, "ours": tokens / fast, "peer": tokens / slow, "ratio": slow / fast, "unit": "tokens/s"}
 
 
 def matrix_rate(rounds: int) -> float:
     """Floating-point operations a second of one large float32 product, the best of several."""
     a, b = torch.randn(2048, 1024), torch.randn(1024, 1024)
-    work = 2 * 2048 * 1024 * 1024
-    return max(work / seconds(lambda: torch.mm(a, b)) for _ in range(3 * rounds))
+    return max(2 * 2048 * 1024 * 1024 / seconds(lambda: torch.mm(a, b)) for _ in range(3 * rounds))
+
+
+def reached(model: Any, rows: list[Row], rate: float) -> float:
+    """Operations a second at `rate` chain tokens a second."""
+    head = VOCABULARY * model.config.hidden_size
+    blocks = (sum(p.numel() for p in model.parameters()) - head) * unique_tokens([r.tokens for r in rows])
+    return 6 * (blocks + head * sum(len(r.positions) for r in rows)) * rate / sum(len(r.tokens) for r in rows)
 
 
 def main() -> None:
@@ -98,32 +114,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, rows = tiny_llama(), make_rows()
-    lengths = [len(r.tokens) for r in rows]
-    tokens, trained = sum(lengths), sum(len(r.positions) for r in rows)
-    planned, large = plan(lengths, CPU_MICRO_BATCH), plan(lengths, 16384)
-    arrival = [tuple(range(i, min(i + 4, ROWS))) for i in range(0, ROWS, 4)]
-    waste = 1 - tokens / padded_tokens(lengths, arrival), 1 - tokens / padded_tokens(lengths, planned)
-    forward_backward(model, rows, planned)
-
-    def ours() -> None:
-        forward_backward(model, rows, planned)
-
-    peers = {
-        f"micro-batches of {CPU_MICRO_BATCH} against 16384 tokens": lambda: forward_backward(model, rows, large),
-        f"rows planned (padding {waste[1]:.0%}) against in order of arrival (padding {waste[0]:.0%})": lambda: (
-            forward_backward(model, rows, arrival)
-        ),
-        "head on trained positions against every position": lambda: every_position(model, rows, planned),
-    }
-    results = [compare(what, ours, peer, options.rounds, tokens) for what, peer in peers.items()]
-    head = VOCABULARY * model.config.hidden_size
-    work = 6 * ((sum(p.numel() for p in model.parameters()) - head) * tokens + head * trained)
-    reached, possible = work * max(r["ours"] for r in results) / tokens, matrix_rate(options.rounds)
-    what = f"operations of the weights against one large product, {options.threads} thread(s)"
-    results.append(
-        {"what": what, "ours": reached / 1e9, "peer": possible / 1e9, "ratio": reached / possible, "unit": "GFLOP/s"}
+    model = tiny_llama()
+    alone, short, long = (
+        make_rows(64, 1, 0, 200, 600),
+        make_rows(8, 8, 100, 200, 600),
+        make_rows(4, 8, 1000, 1100, 1500),
     )
+    packed(model, alone)
+    results = [
+        compare("one tree against padded rows: nothing shared", model, alone, options.rounds),
+        compare("one tree against padded rows: groups of 8 share a prompt of 100", model, short, options.rounds),
+        compare("one tree against padded rows: groups of 8 share a prompt of 1000", model, long, options.rounds),
+        compare("the same, head at every position: nothing shared", model, alone, options.rounds, every_position=True),
+    ]
+    ours, possible = reached(model, alone, results[0]["ours"]) / 1e9, matrix_rate(options.rounds) / 1e9
+    what = f"operations of the weights against one large product, {options.threads} thread(s)"
+    results.append({"what": what, "ours": ours, "peer": possible, "ratio": ours / possible, "unit": "GFLOP/s"})
     for row in results:
         print(json.dumps(row), flush=True)
 

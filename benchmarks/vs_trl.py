@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import statistics
@@ -31,10 +32,10 @@ from inspan.engine.base import Sample, SamplingParams
 from inspan.engine.torch_engine import TorchEngine
 from inspan.learner.learner import Learner, LearnerSettings
 from inspan.learner.losses import batch_loss, make_objective, sequence_log_ratio
-from inspan.learner.model import collate, prepare, token_logprobs
+from inspan.learner.model import prepare, token_logprobs
 from inspan.learner.objectives import TokenBatch
 from inspan.learner.optim import OptimSettings
-from inspan.learner.packing import Row
+from inspan.learner.packing import Row, pack
 from inspan.trace.records import Call, ChainCredit, Node, Rollout, Scored, Session, Terminal
 from trl_peer import GROUP, PROMPTS, VOCABULARY, reward, tiny_llama, trl_rate, trl_trainer
 
@@ -96,7 +97,7 @@ def inspan_loss(model: Any, inputs: dict[str, Any], name: str, params: dict[str,
     owner = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)])
     behaviour = torch.cat([o[:n] for o, n in zip(inputs["old_per_token_logps"], lengths, strict=True)])
     advantage = inputs["advantages"][owner]
-    logp, _ = token_logprobs(model, *collate(rows, torch.device("cpu")))
+    logp, _ = token_logprobs(prepare(copy.deepcopy(model)), pack(rows))
     batch = TokenBatch(behaviour, advantage, torch.ones_like(advantage), owner, owner // 4)
     objective = make_objective(name, params, aggregation=aggregation, length=COMPLETION)
     if objective.needs_sequence:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from inspan.learner.model import collate, prepare, token_logprobs
-from inspan.learner.packing import Row
+from inspan.learner.model import prepare, token_logprobs
+from inspan.learner.packing import Row, pack
 from inspan.trace.records import Chain, ChainCredit
 
 VOCABULARY = 37
@@ -82,8 +82,7 @@ def model_logprobs(model, credit, temperature: float = 1.0):
     """The model's log-prob of every trained token of a chain (0.0 elsewhere)."""
     positions = tuple(i for i, t in enumerate(credit.chain.trained) if t)
     with torch.no_grad():
-        tokens, targets = collate([Row(credit.chain.tokens, positions)], torch.device("cpu"))
-        logp, _ = token_logprobs(model, tokens, targets, temperature=temperature)
+        logp, _ = token_logprobs(model, pack([Row(credit.chain.tokens, positions)]), temperature=temperature)
     out = [0.0] * len(credit.chain.tokens)
     for position, value in zip(positions, logp.tolist(), strict=True):
         out[position] = value

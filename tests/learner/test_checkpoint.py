@@ -188,7 +188,9 @@ def test_a_full_disk_is_a_clear_error_and_the_earlier_checkpoint_remains(tmp_pat
 def test_published_weights_load_and_equal_the_learners(tmp_path):
     learner = new_learner()
     learner.update(make_credits(), 0.0)
-    reference = learner.save_weights(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    reference = learner.save_weights(tmp_path, beside=[tmp_path / "tokenizer.json"])
+    assert (Path(reference.path) / "tokenizer.json").read_text() == "{}"
     version, tensors = read_weights(reference.path)
     assert version == reference.version == 1
     held = learner.weights().tensors

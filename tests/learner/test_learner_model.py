@@ -1,4 +1,4 @@
-"""Log-probs equal transformers', whatever the padding, the chunking, the temperature or the adapters."""
+"""Log-probs equal transformers', whatever prefixes are shared, the chunking, the temperature or the adapters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from safetensors.torch import save_file
 
 from inspan.errors import ModelError
 from inspan.learner import model as module
-from inspan.learner.model import Lora, collate, load_model, published_tensors, token_logprobs
-from inspan.learner.packing import Row
-
-CPU = torch.device("cpu")
+from inspan.learner.model import Lora, load_model, published_tensors, token_logprobs
+from inspan.learner.packing import Row, pack
 
 
-def random_rows(seed: int = 0, count: int = 5):
+def random_rows(seed: int = 0, count: int = 9):
+    """Rows of which most go on from a prefix of an earlier one, at every depth."""
     rng = np.random.default_rng(seed)
-    rows = []
+    rows: list[Row] = []
     for _ in range(count):
-        length = int(rng.integers(3, 30))
-        tokens = tuple(int(t) for t in rng.integers(0, VOCABULARY, length))
-        rows.append(
-            Row(tokens, tuple(sorted(rng.choice(np.arange(1, length), size=length // 2, replace=False).tolist())))
-        )
+        shared = rows[int(rng.integers(len(rows)))].tokens[: int(rng.integers(30))] if rows else ()
+        tokens = (*shared, *rng.integers(0, VOCABULARY, int(rng.integers(3, 30))).tolist())
+        chosen = rng.choice(np.arange(1, len(tokens)), size=len(tokens) // 2, replace=False)
+        rows.append(Row(tokens, tuple(sorted(chosen.tolist()))))
     return rows
 
 
@@ -41,17 +39,62 @@ def logprobs_by_transformers(model, rows, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_padded_rows_have_the_log_probs_of_the_sampling_distribution(temperature):
+def test_packed_rows_have_the_log_probs_of_the_sampling_distribution(temperature):
     model, rows = tiny_model(), random_rows()
-    logp, entropy = token_logprobs(model, *collate(rows, CPU), temperature=temperature)
+    assert len(pack(rows).tokens) < sum(len(r.tokens) for r in rows)
+    logp, entropy = token_logprobs(model, pack(rows), temperature=temperature)
     assert torch.allclose(logp, logprobs_by_transformers(model, rows, temperature), atol=1e-5)
     assert entropy.shape == logp.shape
     assert not entropy.requires_grad
 
 
+def test_packing_gives_the_gradients_of_the_rows_alone():
+    gradients = []
+    for together in (True, False):
+        model, rows = tiny_model(), random_rows()
+        for part in [rows] if together else [[row] for row in rows]:
+            logp, _ = token_logprobs(model, pack(part))
+            logp.sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Mistral", "GPT2"])
+def test_other_architectures_pack_the_same(kind):
+    import transformers
+
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "head_dim": 8}
+    if kind == "GPT2":
+        shape = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**shape)
+    model = module.prepare(getattr(transformers, f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}")(config))
+    rows = random_rows()
+    logp, _ = token_logprobs(model, pack(rows))
+    assert torch.allclose(logp, logprobs_by_transformers(model, rows), atol=1e-5)
+
+
+def test_a_model_that_was_not_prepared_is_refused():
+    model = tiny_model()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="not prepared"):
+        token_logprobs(model, pack(random_rows()))
+
+
+def test_windowed_attention_is_refused():
+    import transformers
+
+    config = transformers.MistralConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, sliding_window=8)
+    config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads = 1, 4, 2
+    with pytest.raises(ModelError, match="full attention"):
+        module.prepare(transformers.MistralForCausalLM(config))
+
+
 def test_entropy_is_that_of_the_distribution_at_each_token():
     model, row = tiny_model(), Row((1, 2, 3, 4), (1, 3))
-    _, entropy = token_logprobs(model, *collate([row], CPU))
+    _, entropy = token_logprobs(model, pack([row]))
     p = model(input_ids=torch.tensor([row.tokens])).logits[0].softmax(-1)
     expected = -(p * p.log()).sum(-1)
     assert torch.allclose(entropy, expected[[0, 2]], atol=1e-5)
@@ -62,7 +105,7 @@ def test_chunked_vocabulary_gives_the_same_values_and_gradients(monkeypatch):
     for limit in (1 << 24, 3 * VOCABULARY):
         monkeypatch.setattr(module, "LOGIT_CHUNK", limit)
         model = tiny_model()
-        logp, _ = token_logprobs(model, *collate(rows, CPU))
+        logp, _ = token_logprobs(model, pack(rows))
         (logp * torch.arange(len(logp))).sum().backward()
         values.append(logp.detach())
         gradients.append([p.grad for p in model.parameters()])
@@ -73,9 +116,9 @@ def test_chunked_vocabulary_gives_the_same_values_and_gradients(monkeypatch):
 
 def test_gradient_checkpointing_and_bfloat16_compute_the_same_function():
     rows = random_rows()
-    exact, _ = token_logprobs(tiny_model(), *collate(rows, CPU))
-    saved, _ = token_logprobs(tiny_model(checkpointing=True), *collate(rows, CPU))
-    coarse, _ = token_logprobs(tiny_model(), *collate(rows, CPU), dtype="bfloat16")
+    exact, _ = token_logprobs(tiny_model(), pack(rows))
+    saved, _ = token_logprobs(tiny_model(checkpointing=True), pack(rows))
+    coarse, _ = token_logprobs(tiny_model(), pack(rows), dtype="bfloat16")
     assert torch.allclose(exact, saved, atol=1e-6)
     assert coarse.dtype == torch.float32
     assert 0 < float((coarse - exact).detach().abs().max()) < 0.5
@@ -87,13 +130,13 @@ def test_merged_adapters_equal_the_adapted_model():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.1)
-    adapted, _ = token_logprobs(model, *collate(rows, CPU))
+    adapted, _ = token_logprobs(model, pack(rows))
     plain = tiny_model(seed=1)
-    before, _ = token_logprobs(plain, *collate(rows, CPU))
+    before, _ = token_logprobs(plain, pack(rows))
     missing, unexpected = plain.load_state_dict(published_tensors(model), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     plain.tie_weights()
-    merged, _ = token_logprobs(plain, *collate(rows, CPU))
+    merged, _ = token_logprobs(plain, pack(rows))
     assert torch.allclose(adapted, merged, atol=1e-5)
     assert not torch.allclose(adapted, before, atol=1e-2)
 

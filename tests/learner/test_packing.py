@@ -1,42 +1,63 @@
-"""Every row is in one micro-batch, budgets hold, the plan is the cheapest, and repeated prefixes are counted."""
+"""Every row is in one micro-batch, budgets hold, and each shared prefix is laid out once."""
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from learner_fakes import make_credit
 
 from inspan.errors import InspanError
-from inspan.learner.packing import make_row, padded_tokens, plan, unique_tokens
+from inspan.learner.packing import Row, make_row, pack, plan, unique_tokens
+
+token_rows = st.lists(st.lists(st.integers(0, 2), max_size=8).map(tuple), max_size=12)
 
 
-@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 200), st.integers(0, 100))
-def test_every_row_is_in_exactly_one_micro_batch_and_the_budget_holds(lengths, budget, overhead):
-    batches = plan(lengths, budget, overhead=overhead)
-    assert sorted(i for b in batches for i in b) == [i for i, n in enumerate(lengths) if n > 0]
+def rows_of(tokens):
+    """Rows in which every token but the first is trained."""
+    return [Row(t, tuple(range(1, len(t)))) for t in tokens]
+
+
+def size_of(rows):
+    return len(pack(rows).tokens)
+
+
+@given(token_rows, st.integers(1, 40))
+def test_every_row_is_in_exactly_one_micro_batch_and_the_budget_holds(tokens, budget):
+    rows = rows_of(tokens)
+    batches = plan(rows, budget)
+    assert sorted(i for b in batches for i in b) == [i for i, t in enumerate(tokens) if t]
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
+        assert len(batch) == 1 or size_of([rows[i] for i in batch]) <= budget
+    for batch, following in pairwise(batches):  # and no micro-batch is closed early
+        assert size_of([rows[i] for i in (*batch, following[0])]) > budget
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(20, 90), st.integers(0, 40))
-@settings(max_examples=60)
-def test_no_cut_of_the_sorted_rows_is_cheaper(lengths, budget, overhead):
-    def cost(batches):
-        return padded_tokens(lengths, batches) + overhead * len(batches)
+@given(token_rows.map(lambda rows: [r for r in rows if r]).filter(bool))
+def test_a_packed_tree_holds_each_prefix_once_and_every_row_can_be_read_off_it(tokens):
+    rows = rows_of(tokens)
+    packed = pack(rows)
+    assert len(packed.tokens) == unique_tokens(tokens)
+    place, paths = 0, {}
+    for segment in packed.segments:  # parents come first, spans follow one another
+        assert segment.span[0] == place and all(span in paths for span in segment.above)
+        place = segment.span[1]
+        paths[segment.span] = [i for a, b in (*segment.above, segment.span) for i in range(a, b)]
+        assert [packed.depths[i] for i in paths[segment.span]] == list(range(len(paths[segment.span])))
+    assert place == len(packed.tokens)
+    inside = {i: path[: path.index(i) + 1] for path in paths.values() for i in path}
+    targets = [(row, p) for row in rows for p in row.positions]
+    for (row, position), context, label in zip(targets, packed.contexts, packed.labels, strict=True):
+        assert label == row.tokens[position]
+        assert tuple(packed.tokens[i] for i in inside[context]) == row.tokens[:position]
 
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    cheapest = None
-    for count in range(len(order)):
-        for cuts in combinations(range(1, len(order)), count):
-            edges = [0, *cuts, len(order)]
-            batches = [order[a:b] for a, b in pairwise(edges)]
-            if all(len(b) == 1 or len(b) * lengths[b[0]] <= budget for b in batches):
-                cheapest = min(cost(batches), cheapest if cheapest is not None else cost(batches))
-    assert cost(plan(lengths, budget, overhead=overhead)) == cheapest
+
+def test_a_long_line_of_forks_is_no_recursion():
+    rows = rows_of([tuple(range(n)) for n in range(1, 3000, 2)])
+    assert size_of(rows) == 2999
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=8).map(tuple), max_size=12))

@@ -24,23 +24,22 @@ from inspan.learner import metrics as gauges
 from inspan.learner.losses import Objective, batch_loss, sequence_log_ratio
 from inspan.learner.model import (
     base_of,
-    collate,
     config_json,
-    micro_budget,
+    micro_batches,
     published_tensors,
     token_logprobs,
     trainable_parameters,
 )
 from inspan.learner.objectives import TokenBatch
 from inspan.learner.optim import Optimiser, OptimSettings, learning_rate
-from inspan.learner.packing import Row, make_row, plan
+from inspan.learner.packing import Row, make_row, pack
 from inspan.learner.store import write_weights
 from inspan.trace.records import ChainCredit
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """How an update is cut: `token_budget` bounds a micro-batch (padding included), not the result.
+    """How an update is cut: `token_budget` bounds a micro-batch (memory), not the result.
 
     `minibatches` sub-steps an epoch over disjoint groups (rollouts, where there are fewer groups). `temperature` is the
     one the rollouts were sampled at.
@@ -168,15 +167,13 @@ class Learner:
     def _forward(
         self, model: nn.Module, batch: _Batch, micro: Sequence[int], tally: gauges.Tally
     ) -> tuple[Tensor, Tensor]:
-        tokens, targets = collate([batch.rows[i] for i in micro], self._device)
-        tally.processed(tokens, sum(len(batch.rows[i].tokens) for i in micro))
-        settings = self.settings
-        return token_logprobs(model, tokens, targets, temperature=settings.temperature, dtype=settings.dtype)
+        packed = pack([batch.rows[i] for i in micro])
+        tally.processed += len(packed.tokens)
+        return token_logprobs(model, packed, temperature=self.settings.temperature, dtype=self.settings.dtype)
 
     def _micro(self, batch: _Batch, rows: Sequence[int]) -> list[list[int]]:
-        lengths = [len(batch.rows[i].tokens) for i in rows]
-        budget = micro_budget(self.settings.token_budget, self._device)
-        return [[rows[i] for i in micro] for micro in plan(lengths, budget)]
+        chosen = [batch.rows[i] for i in rows]
+        return [[rows[i] for i in m] for m in micro_batches(chosen, self.settings.token_budget, self._device)]
 
     def _minibatches(self, batch: _Batch, epoch: int) -> list[list[int]]:
         """Rows of each sub-step: whole groups, or whole rollouts where there are fewer groups than sub-steps."""
@@ -226,13 +223,16 @@ class Learner:
         """The current weights as private copies in memory, adapters merged, under the base model's names."""
         return WeightsRef(self.version, tensors=dict(published_tensors(self.model)))
 
-    def save_weights(self, directory: str | Path, version: int | None = None) -> WeightsRef:
+    def save_weights(
+        self, directory: str | Path, version: int | None = None, *, beside: Sequence[Path] = ()
+    ) -> WeightsRef:
         """Publish the current weights under `directory`/v<version>, which appears only when complete.
 
-        Raises StoreError when the disk is full or the version exists already.
+        `beside` are files to copy into it, such as the tokenizer's. Raises StoreError when the disk is full or the
+        version exists already.
         """
         number = self.version if version is None else version
-        path = write_weights(directory, number, published_tensors(self.model), config_json(self.model))
+        path = write_weights(directory, number, published_tensors(self.model), config_json(self.model), beside)
         return WeightsRef(number, path=str(path))
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -19,17 +19,11 @@ class Tally:
     """Collects over the micro-batches of an update."""
 
     def __init__(self) -> None:
-        self._padded = 0
-        self._real = 0
+        self.processed = 0  # tokens that forward passes computed
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._parts: dict[str, list[Tensor]] = {}
         self.pending = False  # whether gradients wait for a step
-
-    def processed(self, tokens: Tensor, real: int) -> None:
-        """A forward pass over `tokens` (B, L), of which `real` are not padding."""
-        self._padded += tokens.numel()
-        self._real += real
 
     def tokens(self, logp: Tensor, entropy: Tensor, batch: TokenBatch, terms: Terms) -> None:
         """The trained tokens of one micro-batch."""
@@ -56,10 +50,9 @@ class Tally:
             "grad_norm": _mean(self._norms),
             "steps": float(len(self._losses)),
             "trained_tokens": float(trained),
-            "processed_tokens": float(self._real),
+            "processed_tokens": float(self.processed),
             "unique_tokens": float(unique_tokens(rows)),
             "chain_tokens": float(sum(len(r) for r in rows)),
-            "padding_share": 1 - self._real / self._padded if self._padded else 0.0,
             "seconds": seconds,
             "tokens_per_s": trained / seconds if seconds > 0 else 0.0,
             "advantage_mean": float(batch.advantage.mean()) if trained else 0.0,

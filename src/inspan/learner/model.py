@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from inspan.errors import ModelError
-from inspan.learner.packing import Row
+from inspan.learner.attention import install, installed, prepare_parts
+from inspan.learner.packing import Packed, Row, plan
 from inspan.learner.store import is_complete, read_manifest
 
 LOGIT_CHUNK = 1 << 24
 """Most logits (tokens × vocabulary) that are alive at once: 64 MiB in float32."""
 
-CPU_MICRO_BATCH = 2048
+CPU_MICRO_BATCH = 4096
 """Most tokens of a micro-batch on a CPU: beyond it activations fall out of the cache (`benchmarks/learner.py`)."""
 
 
@@ -74,10 +75,11 @@ def load_model(
 
 
 def prepare(model: Any, *, lora: Lora | None = None, gradient_checkpointing: bool = False) -> nn.Module:
-    """Make a transformers causal LM ready to train: check its logits, add adapters, turn on checkpointing."""
+    """Make a transformers causal LM ready to train: check it, choose its attention, add adapters, checkpointing."""
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(model.config, name, None) not in (None, 1, 1.0):
             raise ModelError(f"the model's {name} is not supported by the learner", where=model.config.model_type)
+    install(model)
     if gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
@@ -105,33 +107,37 @@ def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, dtype=torch.bfloat16) if dtype == "bfloat16" else nullcontext()
 
 
-def micro_budget(budget: int, device: torch.device) -> int:
-    """Tokens of a micro-batch: `budget`, the bound on memory, or less where smaller ones are faster."""
-    return min(budget, CPU_MICRO_BATCH) if device.type == "cpu" else budget
-
-
-def collate(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows to (`tokens` (B, L) padded right with 0, `targets` (T, 2) of (row, position), in order of the rows)."""
-    longest = max(len(r.tokens) for r in rows)
-    tokens = torch.tensor([list(r.tokens) + [0] * (longest - len(r.tokens)) for r in rows], dtype=torch.int64)
-    targets = torch.tensor([(i, p) for i, r in enumerate(rows) for p in r.positions], dtype=torch.int64)
-    return tokens.to(device), targets.reshape(-1, 2).to(device)
+def micro_batches(rows: Sequence[Row], budget: int, device: torch.device) -> list[tuple[int, ...]]:
+    """The plan of `packing.plan`, in smaller micro-batches than the memory's `budget` where those are faster."""
+    return plan(rows, min(budget, CPU_MICRO_BATCH) if device.type == "cpu" else budget)
 
 
 def token_logprobs(
-    model: Any, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0, dtype: str = "float32"
+    model: Any, packed: Packed, *, temperature: float = 1.0, dtype: str = "float32"
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the tokens at `targets`, each given what stands before it, and the entropies there.
+    """Log-probs of a micro-batch's targets, each given what stands before it in its row, and the entropies there.
 
-    `tokens` is (B, L), padded right; `targets` (T, 2) of (row, position ≥ 1). Returns two float32 vectors of shape
-    (T,): natural log-probs of softmax(logits / temperature), with gradient, and the entropies there, without.
+    Returns two float32 vectors of shape (targets,): natural log-probs of softmax(logits / temperature), with gradient,
+    and that distribution's entropies, without. Raises ModelError when the model was not prepared.
     """
     base = base_of(model)
-    with autocast(dtype, tokens.device):
-        hidden = base.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        flat = targets[:, 0] * tokens.shape[1] + targets[:, 1]
-        needed = hidden.flatten(0, 1).index_select(0, flat - 1)
-        return _head_logprobs(base.get_output_embeddings(), needed, tokens.flatten()[flat], temperature)
+    if not installed(base):
+        raise ModelError("the model was not prepared for training", hint="use load_model or prepare")
+    device = base.get_output_embeddings().weight.device
+
+    def column(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    with autocast(dtype, device):
+        hidden = base.get_decoder()(
+            input_ids=column(packed.tokens)[None],
+            position_ids=column(packed.depths)[None],
+            attention_mask=torch.empty(1, 1, 1, 1, device=device),  # four dimensions: transformers makes none
+            use_cache=False,
+            parts=prepare_parts(packed.segments, device),
+        ).last_hidden_state[0]
+        needed = hidden.index_select(0, column(packed.contexts))
+        return _head_logprobs(base.get_output_embeddings(), needed, column(packed.labels), temperature)
 
 
 def _head_logprobs(head: nn.Module, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -187,5 +193,6 @@ def published_tensors(model: Any) -> dict[str, Tensor]:
 
 def config_json(model: Any) -> str:
     """The model's config.json, as transformers would store it with float32 weights."""
-    config = base_of(model).config
-    return json.dumps(json.loads(config.to_json_string(use_diff=False)), indent=2, sort_keys=True)
+    config = json.loads(base_of(model).config.to_json_string(use_diff=False))
+    public = {key: value for key, value in config.items() if not key.startswith("_")}
+    return json.dumps(public | {"dtype": "float32"}, indent=2, sort_keys=True)

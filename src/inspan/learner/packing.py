@@ -1,17 +1,23 @@
-"""Which chains go into which micro-batch. Contract: pure planning on lengths; no torch, no model.
+"""Which chains go into which micro-batch, each shared prefix once. Contract: pure planning; no torch, no model.
 
-A chain becomes one row, cut after its last trained token. Rows are sorted by length and padded on the right: under a
-causal mask what stands right of a token cannot reach it, so no attention mask is needed. Invariants: every row is in
-exactly one micro-batch; a micro-batch holds at most `budget` tokens, padding included, unless a single row is longer.
+A chain becomes a row, cut after its last trained token. Rows that begin alike (a group's prompt, the forks of a
+rollout) form a tree: a `Packed` micro-batch lays out the tree's segments one after the other, and a token attends to
+its own segment up to itself and to the segments above it. So nothing is padded and nothing is computed twice.
+Invariants: every row is in exactly one micro-batch, every trained token at exactly one place of it; a micro-batch holds
+at most `budget` tokens unless a single row is longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 from inspan.errors import InspanError
 from inspan.trace.records import ChainCredit, Tokens
+
+Span = tuple[int, int]
+"""Flat positions [start, end)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +28,45 @@ class Row:
     positions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens without a fork in it; `above` are the spans of its ancestors, from the root down."""
+
+    span: Span
+    above: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A micro-batch. The targets are the trained tokens of the rows, in the order of the rows.
+
+    `contexts[i]` is the flat position of the token before target i, `labels[i]` the target's id.
+    """
+
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]  # position of each token in its row
+    segments: tuple[Segment, ...]
+    contexts: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
 def make_row(credit: ChainCredit) -> Row:
     """The row of a chain. A token is trained when its weight is above 0.
 
     Raises InspanError when lists differ in length, a weight is negative or on a token that may not be trained, or the
     first token (which has no context) is to be trained.
     """
-    chain = credit.chain
-    lists = {"trained": chain.trained, "logprobs": chain.logprobs}
+    links = credit.chain
+    lists = {"trained": links.trained, "logprobs": links.logprobs}
     for name, values in (lists | {"weights": credit.weights, "advantages": credit.advantages}).items():
-        if len(values) != len(chain.tokens):
-            raise _bad(credit, f"{len(values)} {name} for {len(chain.tokens)} tokens")
+        if len(values) != len(links.tokens):
+            raise _bad(credit, f"{len(values)} {name} for {len(links.tokens)} tokens")
     positions = tuple(i for i, w in enumerate(credit.weights) if w != 0)
-    if any(credit.weights[i] < 0 or not chain.trained[i] for i in positions):
+    if any(credit.weights[i] < 0 or not links.trained[i] for i in positions):
         raise _bad(credit, "a weight is negative, or lies on a token that is not to be trained")
     if positions and positions[0] == 0:
         raise _bad(credit, "the first token of a chain has no context and cannot be trained")
-    return Row(chain.tokens[: positions[-1] + 1] if positions else (), positions)
+    return Row(links.tokens[: positions[-1] + 1] if positions else (), positions)
 
 
 def _bad(credit: ChainCredit, what: str) -> InspanError:
@@ -46,39 +74,72 @@ def _bad(credit: ChainCredit, what: str) -> InspanError:
     return InspanError(what, where=where, hint="this is a fault of the credit rule")
 
 
-def plan(lengths: Sequence[int], budget: int, *, overhead: int = 128) -> list[tuple[int, ...]]:
-    """Indices of rows for each micro-batch, longest first; rows of length 0 are left out.
+def plan(rows: Sequence[Row], budget: int) -> list[tuple[int, ...]]:
+    """Indices of the rows of each micro-batch; rows without tokens are left out.
 
-    Minimises padded tokens plus `overhead` (what starting a micro-batch costs, in tokens) over all cuts of the rows in
-    order of length: a dynamic programme, since any better partition can be sorted into one of those.
+    In lexicographic order, so that rows that begin alike come together; a micro-batch is full when the tokens of its
+    tree exceed `budget`.
     """
-    order = sorted((i for i, n in enumerate(lengths) if n > 0), key=lambda i: (-lengths[i], i))
-    best, cut = [0.0], [0]
-    for end in range(1, len(order) + 1):
-        options = []
-        for start in range(end - 1, -1, -1):
-            padded = lengths[order[start]] * (end - start)
-            if padded > budget and start < end - 1:
-                break  # longer rows further left only make it larger
-            options.append((best[start] + padded + overhead, start))
-        cost, start = min(options)
-        best.append(cost)
-        cut.append(start)
     batches: list[tuple[int, ...]] = []
-    end = len(order)
-    while end > 0:
-        batches.append(tuple(order[cut[end] : end]))
-        end = cut[end]
-    return batches[::-1]
+    current: list[int] = []
+    size, before = 0, ()
+    for index in sorted((i for i, r in enumerate(rows) if r.tokens), key=lambda i: rows[i].tokens):
+        tokens = rows[index].tokens
+        new = len(tokens) - _common(before, tokens)
+        if current and size + new > budget:
+            batches.append(tuple(current))
+            current, size, new = [], 0, len(tokens)
+        size += new
+        current.append(index)
+        before = tokens
+    return [*batches, tuple(current)] if current else batches
 
 
-def padded_tokens(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> int:
-    """Tokens that the model processes, padding included."""
-    return sum(len(b) * max(lengths[i] for i in b) for b in batches)
+def pack(rows: Sequence[Row]) -> Packed:
+    """Lay out the tree of the rows (none of them empty)."""
+    tokens: list[int] = []
+    depths: list[int] = []
+    segments: list[Segment] = []
+    paths: dict[int, tuple[Span, ...]] = {}
+    for owner, low, high, above, ending in _runs([r.tokens for r in rows]):
+        span = (len(tokens), len(tokens) + high - low)
+        tokens += rows[owner].tokens[low:high]
+        depths += range(low, high)
+        path = (*(segments[s].span for s in above), span)
+        segments.append(Segment(span, path[:-1]))
+        paths |= {row: path for row in ending}
+    contexts: list[int] = []
+    for index, row in enumerate(rows):
+        places = list(chain.from_iterable(range(*span) for span in paths[index]))
+        contexts += [places[p - 1] for p in row.positions]
+    labels = tuple(r.tokens[p] for r in rows for p in r.positions)
+    return Packed(tuple(tokens), tuple(depths), tuple(segments), tuple(contexts), labels)
+
+
+def _runs(rows: Sequence[Tokens]) -> Iterator[tuple[int, int, int, tuple[int, ...], list[int]]]:
+    """Segments of the rows' tree, parents first: (a row that holds it, its depths low and high, numbers of the segments
+    above, rows that end with it)."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    shared = [0, *(_common(rows[a], rows[b]) for a, b in pairwise(order))]  # with the row before
+    waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())]
+    number = 0
+    while waiting:
+        first, last, depth, above = waiting.pop()  # rows order[first:last] agree up to `depth`
+        while first < last:
+            end = next((i for i in range(first + 1, last) if shared[i] <= depth), last)
+            deep = min([len(rows[order[first]]), *shared[first + 1 : end]])
+            done = first
+            while done < end and len(rows[order[done]]) == deep:
+                done += 1
+            yield order[first], depth, deep, above, order[first:done]
+            if done < end:
+                waiting.append((done, end, deep, (*above, number)))
+            number += 1
+            first = end
 
 
 def unique_tokens(rows: Iterable[Tokens]) -> int:
-    """Tokens of distinct prefixes: what would be processed if no prefix (fork, shared prompt) were repeated."""
+    """Tokens of distinct prefixes: what is left to process when no prefix (fork, shared prompt) is repeated."""
     total, before = 0, ()
     for tokens in sorted(rows):
         total += len(tokens) - _common(before, tokens)
@@ -87,6 +148,7 @@ def unique_tokens(rows: Iterable[Tokens]) -> int:
 
 
 def _common(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # bisect on slices: comparing them runs in C
         middle = (low + high + 1) // 2

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from inspan.errors import InputError
-from inspan.learner.model import collate, micro_budget, token_logprobs, trainable_parameters
+from inspan.learner.model import micro_batches, token_logprobs, trainable_parameters
 from inspan.learner.optim import Optimiser, OptimSettings, learning_rate
-from inspan.learner.packing import Row, plan
+from inspan.learner.packing import Row, pack
 from inspan.trace.records import Tokens
 
 
@@ -95,7 +95,7 @@ class Trainer:
         rate = learning_rate(phase.optim, self.done, self.done / phase.steps)
         weight = sum(sum(e.weights) for e in batch)
         loss = 0.0
-        for micro in _micro(batch, micro_budget(self.token_budget, self._device)):
+        for micro in _micro(batch, self.token_budget, self._device):
             part = self._nll(micro) / weight
             part.backward()
             loss += float(part.detach())
@@ -138,8 +138,7 @@ class Trainer:
         return phase.source[_permutation(self.seed, self.phase, epoch, len(phase.source))[place]]
 
     def _nll(self, examples: Sequence[Example]) -> Tensor:
-        tokens, targets = collate([_row(e) for e in examples], self._device)
-        logp, _ = token_logprobs(self.model, tokens, targets, dtype=self.dtype)
+        logp, _ = token_logprobs(self.model, pack([_row(e) for e in examples]), dtype=self.dtype)
         return -(logp * _weights(examples, self._device)).sum()
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -163,10 +162,8 @@ def evaluate(
     """Weighted mean −log p over the examples (`loss`), its exponential (`perplexity`) and the mean entropy."""
     device = next(model.parameters()).device
     total = weight = entropies = count = 0.0
-    for micro in _micro(examples, micro_budget(token_budget, device)):
-        rows = [_row(e) for e in micro]
-        tokens, targets = collate(rows, device)
-        logp, entropy = token_logprobs(model, tokens, targets, dtype=dtype)
+    for micro in _micro(examples, token_budget, device):
+        logp, entropy = token_logprobs(model, pack([_row(e) for e in micro]), dtype=dtype)
         weights = _weights(micro, device)
         total -= float((logp * weights).sum())
         weight += float(weights.sum())
@@ -187,8 +184,8 @@ def _weights(examples: Sequence[Example], device: torch.device) -> Tensor:
     return torch.tensor([w for e in examples for w in e.weights if w > 0], device=device)
 
 
-def _micro(examples: Sequence[Example], budget: int) -> list[list[Example]]:
-    return [[examples[i] for i in micro] for micro in plan([len(_row(e).tokens) for e in examples], budget)]
+def _micro(examples: Sequence[Example], budget: int, device: torch.device) -> list[list[Example]]:
+    return [[examples[i] for i in micro] for micro in micro_batches([_row(e) for e in examples], budget, device)]
 
 
 @lru_cache(maxsize=8)

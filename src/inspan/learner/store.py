@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,24 @@ def tensor_writer(tensors: Mapping[str, Tensor]) -> Writer:
     return write
 
 
-def write_weights(directory: str | Path, version: int, tensors: Mapping[str, Tensor], config: str) -> Path:
-    """Publish weights as `directory`/v<version, six digits>, a directory that transformers can load."""
-    files = {"config.json": text_writer(config), "model.safetensors": tensor_writer(tensors)}
+def copy_writer(source: Path) -> Writer:
+    """Writes a copy of a file."""
+    return lambda path: _copy(source, path)
+
+
+def _copy(source: Path, path: Path) -> None:
+    shutil.copyfile(source, path)
+
+
+def write_weights(
+    directory: str | Path, version: int, tensors: Mapping[str, Tensor], config: str, beside: Sequence[Path] = ()
+) -> Path:
+    """Publish weights as `directory`/v<version, six digits>, a directory that transformers can load.
+
+    `beside` are files to copy into it (a tokenizer's), which make it a whole model.
+    """
+    files = {path.name: copy_writer(path) for path in beside}
+    files |= {"config.json": text_writer(config), "model.safetensors": tensor_writer(tensors)}
     return write_directory(Path(directory) / f"v{version:06d}", files, {"kind": "weights", "version": version})
 
 
