@@ -25,13 +25,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
-from roofline import decode_floor, gemm_gflops, read_bandwidth
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from inspan.engine.base import SamplingParams
 from inspan.engine.torch_engine import TorchEngine
+from roofline import decode_floor, gemm_gflops, read_bandwidth
 
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 800,
     "hidden_size": 128,
     "intermediate_size": 384,
@@ -40,7 +40,7 @@ TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
 }
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -51,7 +51,7 @@ SMOLLM2 = {
 }
 
 
-def model(shape: dict[str, int]) -> Any:
+def model(shape: dict[str, Any]) -> Any:
     """A random Llama with tied embeddings."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).eval()

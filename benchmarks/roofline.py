@@ -1,4 +1,4 @@
-"""What this machine could do at best: matrix-product GFLOP/s and memory bandwidth, measured; and what a decode step needs.
+"""What this machine could do at best (matrix-product GFLOP/s, memory bandwidth), and what a decode step needs.
 
     python benchmarks/roofline.py [threads]
 
@@ -62,7 +62,13 @@ def main() -> None:
         ("float32 matrix product, 1024³", gemm_gflops(), "GFLOP/s"),
         ("sequential read", read_bandwidth(), "GB/s"),
     ):
-        row = {"what": f"{what}, {threads} thread(s)", "ours": round(value, 1), "peer": None, "ratio": None, "unit": unit}
+        row = {
+            "what": f"{what}, {threads} thread(s)",
+            "ours": round(value, 1),
+            "peer": None,
+            "ratio": None,
+            "unit": unit,
+        }
         print(json.dumps(row, ensure_ascii=False))
 
 

@@ -38,18 +38,27 @@ class Segment:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `first … last` of the decode block, the longest busy one of which has `reach` tokens (incl. this one)."""
+
+    first: int
+    last: int
+    reach: int
+
+
 @dataclass(slots=True)
 class Batch:
-    """What to run. `tokens`, `positions` (N,) int64; the first `block` of them are the decode block.
+    """What to run. `tokens`, `positions` (N,) int64; the first `block` of them are the decode block, cut into `spans`.
 
-    `rows` (N,) int64 is each token's pool row; `reach` the longest sequence (incl. this token) of a busy block row.
+    `rows` (N,) int64 is each token's pool row.
     """
 
     tokens: Tensor
     positions: Tensor
     rows: Tensor
     block: int
-    reach: int
+    spans: Sequence[Span]
     segments: Sequence[Segment]
     wanted: Tensor | None  # indices of the tokens whose logits are wanted; None: exactly the block's
 
@@ -126,10 +135,11 @@ class _Attention:
 
     def __init__(self, pool: KVPool, groups: int, batch: Batch) -> None:
         self.pool, self.groups, self.batch = pool, groups, batch
-        self.block_mask: Tensor | None = None
+        self.spans: list[tuple[Span, Tensor]] = []
         if batch.block:
-            self.reach = min(round_up(batch.reach, 16), pool.positions)
-            self.block_mask = prefix_mask(batch.positions[: batch.block] + 1, self.reach, pool.dtype)[:, None, None]
+            spans = [Span(s.first, s.last, min(round_up(s.reach, 16), pool.positions)) for s in batch.spans]
+            mask = prefix_mask(batch.positions[: batch.block] + 1, max(s.reach for s in spans), pool.dtype)
+            self.spans = [(s, mask[s.first : s.last, None, None, : s.reach]) for s in spans]
         self.masks = [self._causal(s) for s in batch.segments]
 
     def _causal(self, s: Segment) -> Tensor:
@@ -137,22 +147,22 @@ class _Attention:
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """Mix values for queries (N, H, d); the result (N, G·K·d) is in the order of `Layer.out`."""
-        kv, n = self.pool.layers[layer], self.batch.block
+        kv, kv_heads = self.pool.layers[layer], self.pool.kv_heads
+        folded = q.unflatten(1, (kv_heads, self.groups))
         parts = []
-        if n:
-            kv_heads, reach = self.pool.kv_heads, self.reach
-            folded = q[:n].view(n, kv_heads, self.groups, -1)
-            k, v = kv[:n, :kv_heads, :reach], kv[:n, kv_heads:, :reach]
-            o = F.scaled_dot_product_attention(folded, k, v, attn_mask=self.block_mask)
-            parts.append(o.transpose(1, 2).reshape(n, -1))
+        for s, mask in self.spans:
+            stored = kv[s.first : s.last, :, : s.reach]
+            k, v = stored[:, :kv_heads], stored[:, kv_heads:]
+            o = F.scaled_dot_product_attention(folded[s.first : s.last], k, v, attn_mask=mask)
+            parts.append(o.transpose(1, 2).reshape(s.last - s.first, -1))
         for segment, mask in zip(self.batch.segments, self.masks, strict=True):
-            parts.append(self._segment(kv, q, segment, mask))
+            parts.append(self._segment(kv, folded, segment, mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _segment(self, kv: Tensor, q: Tensor, s: Segment, mask: Tensor) -> Tensor:
+    def _segment(self, kv: Tensor, folded: Tensor, s: Segment, mask: Tensor) -> Tensor:
         kv_heads, stop = self.pool.kv_heads, s.start + s.length
-        # (T, K·G, d) → (K, G, T, d): a kv head is a batch entry, its query heads share the keys by a stride of 0
-        mine = q[s.at : s.at + s.length].unflatten(1, (kv_heads, self.groups)).permute(1, 2, 0, 3)
+        # (T, K, G, d) → (K, G, T, d): a kv head is a batch entry, its query heads share the keys by a stride of 0
+        mine = folded[s.at : s.at + s.length].permute(1, 2, 0, 3)
         k = kv[s.row, :kv_heads, None, :stop].expand(-1, self.groups, -1, -1)
         v = kv[s.row, kv_heads:, None, :stop].expand(-1, self.groups, -1, -1)
         o = F.scaled_dot_product_attention(mine, k, v, attn_mask=mask[None, None])
@@ -200,9 +210,10 @@ def _fixed_block(
     positions = batch.positions[first:last]
     x = _padded(weights.embed.index_select(0, batch.tokens[first:last]))
     rotations = rotary(F.pad(positions, (0, BLOCK - size)), pool.positions)
-    part = Batch(batch.tokens[first:last], positions, batch.rows[first:last], 0, 0, (), None)
+    part = Batch(batch.tokens[first:last], positions, batch.rows[first:last], 0, (), (), None)
     slots = _slots(pool, part)
-    reach = batch.reach if pieces[0].row < 0 else max(p.start + p.length for p in pieces)
+    decode = pieces[0].row < 0
+    reach = max(s.reach for s in batch.spans) if decode else max(p.start + p.length for p in pieces)
     reach = round_up(reach, FIXED_STEP)
     mask = prefix_mask(positions + 1, reach, pool.dtype)[:, None, None]
     for i, layer in enumerate(weights.layers):

@@ -31,7 +31,10 @@ class KVPool:
         """Make room for at least this many rows and positions; what is stored stays."""
         if rows <= self.rows and positions <= self.positions:
             return
-        rows, positions = max(rows, self.rows), max(round_up(positions, self.step), self.positions)
+        rows = max(rows, self.rows)
+        if positions > self.positions:  # by a quarter at least, so that growing costs little in the long run
+            positions = round_up(max(positions, self.positions * 5 // 4), self.step)
+        positions = max(positions, self.positions)
         for i, old in enumerate(self.layers):
             new = torch.zeros((rows, 2 * self.kv_heads, positions, self.dim), dtype=self.dtype)
             if self.rows:

@@ -16,13 +16,17 @@ import numpy as np
 import torch
 
 from inspan.engine.base import Sample, SamplingParams, Watch
-from inspan.engine.forward import FIXED_STEP, Batch, Rotary, Segment, forward, forward_fixed
+from inspan.engine.forward import FIXED_STEP, Batch, Rotary, Segment, Span, forward, forward_fixed
 from inspan.engine.kv import KVPool
 from inspan.engine.sampler import Draw, sample, top_logprobs
 from inspan.engine.slots import Slots, State
+from inspan.engine.spans import CALL_BYTES, cut
 from inspan.engine.weights import Weights
 from inspan.errors import EngineError
 from inspan.trace.records import Tokens
+
+RECUT = 8
+"""Steps after which the decode block is cut into spans anew."""
 
 
 @dataclass(slots=True)
@@ -83,6 +87,7 @@ class Lane:
         self._decoding = np.zeros(0, dtype=np.int64)
         self._special: list[Request] = []
         self._plain, self._shaped = True, False
+        self._cuts, self._cuts_age = np.zeros(1, dtype=np.int64), 0
 
     @property
     def has_work(self) -> bool:
@@ -224,7 +229,6 @@ class Lane:
         slots = self.slots
         # an idle row's write lands where its next token will; one in prefill writes past its prompt
         lengths = np.where(slots.state[:block] == State.PREFILL, slots.target[:block], slots.length[:block])
-        reach = int(slots.length[self._decoding].max()) + 1 if block else 0
         if block:
             self.pool.reserve(self.pool.rows, int(lengths.max()) + 1)
         if not segments:
@@ -244,10 +248,23 @@ class Lane:
             positions=torch.from_numpy(positions),
             rows=torch.from_numpy(rows),
             block=block,
-            reach=reach,
+            spans=self._cut(block) if block else (),
             segments=segments,
             wanted=wanted,
         )
+
+    def _cut(self, block: int) -> list[Span]:
+        """Spans of the decode block; where they are cut is decided anew every few steps."""
+        reach = np.ones(block, dtype=np.int64)  # holes need nothing
+        reach[self._decoding] = self.slots.length[self._decoding] + 1
+        if self._cuts_age <= 0:
+            self._cuts = cut(reach, CALL_BYTES * len(self.pool.layers) / self.weights.spec.kv_bytes)
+            self._cuts_age = RECUT
+        self._cuts_age -= 1
+        starts = self._cuts[self._cuts < block]
+        longest = np.maximum.reduceat(reach, starts).tolist()
+        edges = [*starts.tolist(), block]
+        return [Span(a, b, r) for (a, b), r in zip(pairwise(edges), longest, strict=True)]
 
     def _sample(self, logits: torch.Tensor, decoding: np.ndarray, block: int, finishing: list[Request]) -> None:
         fresh = self._join(finishing)

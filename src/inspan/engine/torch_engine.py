@@ -38,6 +38,8 @@ from inspan.engine.weights import ModelSpec, Source, Weights, load_weights, read
 SETTLE_TURNS = 1000
 SETTLE_SECONDS = 0.02
 """Bounds on letting others run before a step, so that a busy coroutine cannot starve the engine."""
+ONE_THREAD_PARAMETERS = 8_000_000
+"""Up to this size one thread is as fast as several: a step is a hundred operations of some 10 µs each."""
 OFF_LOOP_PARAMETERS = 20_000_000
 """Models beyond this size are read in a thread, so that the event loop stays alive."""
 CACHE_BYTES = 512 << 20
@@ -50,8 +52,9 @@ class TorchEngine:
     `models` maps policy names to sources (a directory, a transformers model, or (config, state dict)); equal sources
     share memory. `slots` is the most requests of a policy that decode at once; finished sequences are kept for prefix
     reuse in these and in up to `cached` more rows (default: what fits `CACHE_BYTES`, at least 16; memory is only taken
-    as rows and positions come into use). `context_length` 0 means the
-    smallest of the models' own. `max_queue` bounds the requests that wait. `threads` 0 leaves torch's setting alone.
+    as rows and positions come into use). `context_length` 0 means the smallest of the models' own. `max_queue` bounds
+    the requests that wait. `threads` holds while the engine steps; 0 means one for models so small that threads would
+    wait more than work, else torch's own.
     """
 
     def __init__(
@@ -272,8 +275,9 @@ class TorchEngine:
     async def _run(self) -> None:
         """Step while there is work. A step that raises fails the requests in it and nothing else."""
         before = torch.get_num_threads()
-        if self.threads:
-            torch.set_num_threads(self.threads)
+        small = all(lane.weights.spec.parameters <= ONE_THREAD_PARAMETERS for lane in self._lanes.values())
+        threads = self.threads or (1 if small else before)
+        torch.set_num_threads(threads)
         try:
             while any(lane.has_work for lane in self._lanes.values()):
                 await self._settle()
@@ -284,8 +288,7 @@ class TorchEngine:
             self._abort(EngineError("the engine was stopped"))
             raise
         finally:
-            if self.threads:
-                torch.set_num_threads(before)
+            torch.set_num_threads(before)
 
     def _step(self, lane: Lane) -> None:
         try:
