@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -93,19 +93,40 @@ def trl_trainer(
         )
 
 
-def trl_rate(steps: int, make: Callable[..., Any]) -> tuple[float, float]:
-    """Trained tokens a second (median over `steps` updates after a first) and trained tokens an update.
+class Rate(NamedTuple):
+    """Trained tokens a second of wall and of CPU time (medians over updates), and trained tokens an update."""
 
-    `make(directory, max_steps=…, callbacks=…)` builds the trainer.
-    """
+    wall: float
+    cpu: float
+    tokens: float
+
+
+Mark = tuple[float, float, float]
+"""Wall time, CPU time, tokens trained so far."""
+
+
+def mark(tokens: float) -> Mark:
+    """Now."""
+    return time.perf_counter(), time.process_time(), tokens
+
+
+def rate_of(marks: list[Mark]) -> Rate:
+    """The rate between marks, one an update."""
+    pairs = list(itertools.pairwise(marks))
+    wall, cpu = (statistics.median((b[2] - a[2]) / (b[i] - a[i]) for a, b in pairs) for i in (0, 1))
+    return Rate(wall, cpu, (marks[-1][2] - marks[0][2]) / len(pairs))
+
+
+def trl_rate(steps: int, make: Callable[..., Any]) -> Rate:
+    """The rate of `steps` updates after a first; `make(directory, max_steps=…, callbacks=…)` builds the trainer."""
     from transformers import TrainerCallback
 
-    marks: list[tuple[float, int]] = []
+    marks: list[Mark] = []
     trained = [0]
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            marks.append((time.perf_counter(), trained[0]))
+            marks.append(mark(trained[0]))
 
     with tempfile.TemporaryDirectory() as directory:
         trainer = make(directory, max_steps=steps + 1, callbacks=[Clock()])
@@ -119,5 +140,19 @@ def trl_rate(steps: int, make: Callable[..., Any]) -> tuple[float, float]:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer.train()
-    pairs = list(itertools.pairwise(marks))
-    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs), (marks[-1][1] - marks[0][1]) / len(pairs)
+    return rate_of(marks)
+
+
+def compare(what: str, ours: Callable[[], Rate], theirs: Callable[[], Rate], rounds: int) -> list[dict[str, Any]]:
+    """Rows of trained tokens a second, by the clock and by CPU time; rounds alternate, the fastest of each counts.
+
+    `what` may use {ours} and {theirs}, the trained tokens an update: they show that the work is equal.
+    """
+    found = [(ours(), theirs()) for _ in range(rounds)]
+    us, them = ([side[i] for side in found] for i in (0, 1))
+    what = what.format(ours=round(us[0].tokens), theirs=round(them[0].tokens))
+    rows = []
+    for unit, field in (("trained tokens/s", 0), ("trained tokens/CPU s", 1)):
+        a, b = max(rate[field] for rate in us), max(rate[field] for rate in them)
+        rows.append({"what": what, "ours": a, "peer": b, "ratio": a / b, "unit": unit})
+    return rows

@@ -4,8 +4,9 @@
 
 Prints one JSON object a row (`what`, `ours`, `peer`, `ratio`, `unit`): the two losses on one fixed batch (they must
 agree to 1e-5), and trained tokens a second of whole updates: generation, rewards, loss, step, and the new weights in
-the generator; single-turn, and multi-turn with tools. Needs `pip install trl jmespath`. Rounds of the two alternate and
-the fastest of each counts, since the machine may be busy. Prompts a step, group size and model are in `trl_peer.py`.
+the generator; single-turn (engine and learner), and multi-turn with tools (the whole road of a recipe). Rounds of the
+two alternate and the fastest of each counts, since the machine may be busy; CPU time says the same with less noise.
+Needs `pip install trl`. Prompts a step, group size and model are in `trl_peer.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,7 @@ import asyncio
 import copy
 import json
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +35,19 @@ from inspan.learner.objectives import TokenBatch
 from inspan.learner.optim import OptimSettings
 from inspan.learner.packing import Row, pack
 from inspan.trace.records import Call, ChainCredit, Node, Rollout, Scored, Session, Terminal
-from trl_peer import GROUP, PROMPTS, VOCABULARY, reward, tiny_llama, trl_rate, trl_trainer
+from trl_peer import (
+    GROUP,
+    PROMPTS,
+    VOCABULARY,
+    Rate,
+    compare,
+    mark,
+    rate_of,
+    reward,
+    tiny_llama,
+    trl_rate,
+    trl_trainer,
+)
 
 PROMPT_TOKENS, COMPLETION = 16, 40
 
@@ -157,28 +167,19 @@ def one_turn(name: str, prompt: tuple[int, ...], sample: Sample) -> Rollout:
     return Rollout(name, None, "g", 0, Terminal.COMPLETED, "", [session], [asked, answered], [call])
 
 
-async def inspan_single_turn(steps: int) -> float:
-    """Trained tokens a second of the embedded engine and the learner, the first update left out."""
+async def inspan_single_turn(steps: int) -> Rate:
+    """The embedded engine and the learner, the first update left out."""
     model = prepare(tiny_llama())
     engine = TorchEngine({"policy": model}, slots=PROMPTS * GROUP)
     objective = make_objective("grpo", {"eps": 0.2}, aggregation="rollout")
     learner = Learner(model, objective, LearnerSettings(optim=OptimSettings(lr=1e-3, betas=(0.9, 0.999))))
-    rates = []
+    marks = [mark(0)]
     for step in range(steps + 1):
-        began = time.perf_counter()
-        credits = await sample_groups(engine, step)
-        trained = learner.update(credits, 0.0)["trained_tokens"]
+        trained = learner.update(await sample_groups(engine, step), 0.0)["trained_tokens"]
         await engine.load("policy", learner.weights())
-        rates.append(trained / (time.perf_counter() - began))
+        marks.append(mark(marks[-1][2] + trained))
     await engine.close()
-    return statistics.median(rates[1:])
-
-
-def throughput(what: str, ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> dict[str, Any]:
-    """A row of trained tokens a second: rounds alternate, the fastest of each counts."""
-    found = [(ours(), theirs()) for _ in range(rounds)]
-    best = [max(values) for values in zip(*found, strict=True)]
-    return {"what": what, "ours": best[0], "peer": best[1], "ratio": best[0] / best[1], "unit": "trained tokens/s"}
+    return rate_of(marks[1:])
 
 
 def main() -> None:
@@ -191,16 +192,17 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     for row in losses():
         print(json.dumps(row), flush=True)
-    row = throughput(
-        f"single-turn updates, {PROMPTS * GROUP} completions of {COMPLETION} tokens, {options.threads} thread(s)",
-        lambda: asyncio.run(inspan_single_turn(options.steps)),
-        lambda: trl_rate(options.steps, single_turn_trainer)[0],
-        options.rounds,
-    )
-    print(json.dumps(row), flush=True)
     from vs_trl_tools import multi_turn
 
-    print(json.dumps(multi_turn(options.steps, options.rounds, options.threads)), flush=True)
+    rows = compare(
+        f"single-turn updates, {PROMPTS * GROUP} completions, {{ours}} and {{theirs}} trained tokens, "
+        f"{options.threads} thread(s)",
+        lambda: asyncio.run(inspan_single_turn(options.steps)),
+        lambda: trl_rate(options.steps, single_turn_trainer),
+        options.rounds,
+    )
+    for row in [*rows, *multi_turn(options.steps, options.rounds, options.threads)]:
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import statistics
-import time
 from typing import Any
 
 from inspan.credit.registry import credit_batch
@@ -30,7 +28,19 @@ from inspan.rollout.load import LoadedHarness
 from inspan.rollout.run import RolloutJob, Runner
 from inspan.tasks.base import Task
 from inspan.trace.records import Scored
-from trl_peer import GROUP, PROMPTS, VOCABULARY, reward, tiny_llama, trl_rate, trl_trainer
+from trl_peer import (
+    GROUP,
+    PROMPTS,
+    VOCABULARY,
+    Rate,
+    compare,
+    mark,
+    rate_of,
+    reward,
+    tiny_llama,
+    trl_rate,
+    trl_trainer,
+)
 
 COMPLETION, LEARNING_RATE = 320, 1e-5  # a small rate: the episodes keep their shape
 QUESTIONS = [f"Roll die d{i} until it is done." for i in range(PROMPTS)]
@@ -137,8 +147,8 @@ async def play(task: Task, ctx: Context) -> str:
     return (await run_loop(agent, execute, budget=ctx.budget))[0]
 
 
-async def inspan_rate(source: Any, tokenizer: Any, steps: int) -> tuple[float, float]:
-    """Trained tokens a second and trained tokens an update, the first update left out."""
+async def inspan_rate(source: Any, tokenizer: Any, steps: int) -> Rate:
+    """The whole road, the first update left out."""
     model = prepare(tiny_llama(pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id))
     model.load_state_dict(source.state_dict())
     engine = TorchEngine({"policy": model}, slots=PROMPTS * GROUP)
@@ -154,9 +164,8 @@ async def inspan_rate(source: Any, tokenizer: Any, steps: int) -> tuple[float, f
     learner = Learner(model, objective, LearnerSettings(optim=OptimSettings(lr=LEARNING_RATE, betas=(0.9, 0.999))))
     tasks = [Task(f"t{i}", question, "done") for i, question in enumerate(QUESTIONS)]
     random.seed(0)
-    marks = []
+    marks = [mark(0)]
     for step in range(steps + 1):
-        began = time.perf_counter()
         jobs = [
             RolloutJob(f"{step}/{g}/{m}", task, f"{step}/{g}", m, 0, seed=(step * PROMPTS + g) * GROUP + m)
             for g, task in enumerate(tasks)
@@ -167,14 +176,14 @@ async def inspan_rate(source: Any, tokenizer: Any, steps: int) -> tuple[float, f
         groups = [scored[i : i + GROUP] for i in range(0, len(scored), GROUP)]
         trained = learner.update(credit_batch("group_mean_std", groups).credits, 0.0)["trained_tokens"]
         await engine.load("policy", learner.weights())
-        marks.append((trained, time.perf_counter() - began))
+        marks.append(mark(marks[-1][2] + trained))
     await runner.close()
     await engine.close()
-    return statistics.median(t / s for t, s in marks[1:]), statistics.mean(t for t, _ in marks[1:])
+    return rate_of(marks[1:])
 
 
-def multi_turn(steps: int, rounds: int, threads: int) -> dict[str, Any]:
-    """The row. Rounds alternate, the fastest of each counts; the tokens an update show that the work is equal."""
+def multi_turn(steps: int, rounds: int, threads: int) -> list[dict[str, Any]]:
+    """The rows."""
     tokenizer = make_tokenizer()
     source = taught_model(tokenizer)
 
@@ -186,10 +195,10 @@ def multi_turn(steps: int, rounds: int, threads: int) -> dict[str, Any]:
         changes |= {"learning_rate": LEARNING_RATE, "environment_factory": Dice, "max_tool_calling_iterations": 9}
         return trl_trainer(directory, model, tokenizer, prompts, completion=COMPLETION, **changes)
 
-    found = [(asyncio.run(inspan_rate(source, tokenizer, steps)), trl_rate(steps, make)) for _ in range(rounds)]
-    ours, theirs = (max(values) for values in zip(*found, strict=True))
-    what = (
-        f"multi-turn updates with tools, {PROMPTS * GROUP} episodes, {ours[1]:.0f} and {theirs[1]:.0f} trained tokens"
+    return compare(
+        f"multi-turn updates with tools, {PROMPTS * GROUP} episodes, {{ours}} and {{theirs}} trained tokens, "
+        f"{threads} thread(s)",
+        lambda: asyncio.run(inspan_rate(source, tokenizer, steps)),
+        lambda: trl_rate(steps, make),
+        rounds,
     )
-    row = {"what": f"{what}, {threads} thread(s)", "ours": ours[0], "peer": theirs[0], "ratio": ours[0] / theirs[0]}
-    return {**row, "unit": "trained tokens/s"}
