@@ -15,7 +15,8 @@ CALL_BYTES = 250_000
 def cut(lengths: np.ndarray, cost: float) -> np.ndarray:
     """Starts of spans of `lengths` (first is 0), so that Σ rows · longest + cost · spans is small.
 
-    Cuts in two wherever that saves most, and goes on with the halves: within some 10 % of the optimum on uneven rows, and fast enough to repeat.
+    Cuts in two wherever that saves most, and goes on with the halves: within some 10 % of the optimum on uneven rows,
+    and fast enough to repeat.
     """
     starts: list[int] = []
     work = [(0, len(lengths))]
