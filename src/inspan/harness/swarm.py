@@ -107,7 +107,7 @@ class Swarm:
         agent = Agent(connect(endpoint), endpoint.name, messages, schemas, self.ctx.max_tokens, request.id)
 
         async def execute(requests: Sequence[ToolRequest], left: int | None) -> TurnResult:
-            return await run_direct(self.ctx.tools, requests, session=request.id)
+            return await run_direct(self.ctx.tools, requests, session=arguments["prompt"])
 
         try:
             answer, steps = await run_loop(agent, execute, budget=allowance)

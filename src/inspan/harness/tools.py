@@ -7,6 +7,7 @@ told without a clock. Tools can be made to fail at a set rate; which executions 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,7 @@ class LibraryTools:
     seed: int = 0
     latency_s: Mapping[str, float] = field(default_factory=lambda: {"search": 0.3, "read": 0.2})
     on_event: Callable[[ToolEvent], None] | None = None
-    _count: int = 0
+    _counts: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -66,19 +67,20 @@ class LibraryTools:
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str, session: str = "") -> str:
         """Run a tool; what goes wrong comes back as text that begins with "error:"."""
-        text = self._fault(name, arguments) or self.answer(name, arguments)
+        text = self._fault(name, arguments, session) or self.answer(name, arguments)
         ok = not text.startswith("error:")
         if self.on_event:
             event = ToolEvent(session, call_id, name, ok, self.latency_s.get(name, 0.0), "" if ok else text)
             self.on_event(event)
         return text
 
-    def _fault(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        # The n-th execution of the same request fails or not whatever else runs beside it; n makes a retry independent.
+    def _fault(self, name: str, arguments: Mapping[str, Any], session: str) -> str | None:
+        # The n-th execution of a request in a session fails or not, whatever runs beside it; n makes a retry independent.
         if self.fail_rate <= 0:
             return None
-        self._count += 1
-        key = f"{self.seed} {name} {sorted(arguments.items())} {self._count}"
+        request = f"{self.seed} {session} {name} {sorted(arguments.items())}"
+        self._counts[request] += 1
+        key = f"{request} {self._counts[request]}"
         draw = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
         if draw >= self.fail_rate:
             return None

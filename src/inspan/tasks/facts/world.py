@@ -120,7 +120,7 @@ def _add_pages(
     world: World, entity: Entity, attribute: str, rng: random.Random, layout: Layout, names: list[str], long: bool
 ) -> None:
     title = f"{entity.name} {layout.label(attribute)}"
-    ref = f"{title} {rng.randint(100, 999)}"
+    ref = f"{title} {_number(rng, entity.values[attribute])}"
     rows = [_row(layout, entity, attribute)]
     twins = [world.entities[n] for n in world.neighbours[entity.name] if attribute in world.entities[n].values]
     if twins and rng.random() < 0.4:
@@ -129,13 +129,19 @@ def _add_pages(
     rng.shuffle(rows)
     world.refs[entity.name, attribute] = ref
     if long:
-        tail = f"{title} {rng.randint(100, 999)}"
+        tail = f"{title} {_number(rng, entity.values[attribute])}"
         if tail != ref:
             start = [see_also] if see_also else []
             world.pages[ref] = Page(ref, "\n".join([*start, f"continued: {tail}"]))
             world.pages[tail] = Page(tail, "\n".join(rows), listed=False)
             return
     world.pages[ref] = Page(ref, "\n".join([*rows, see_also] if see_also else rows))
+
+
+def _number(rng: random.Random, value: str) -> int:
+    """The number of a page: three digits that are not the value itself."""
+    number = rng.randint(100, 999)
+    return number if str(number) != value else 100 + (number - 99) % 900
 
 
 def _row(layout: Layout, entity: Entity, attribute: str) -> str:
