@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from inspan.errors import RequestError
-from inspan.trace.graph import ToolList, content_text
+from inspan.trace.graph import KeyedMessage, ToolList, content_text
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
@@ -30,7 +30,7 @@ class ChatRequest:
     """A checked request. None means: not given."""
 
     model: str
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[KeyedMessage]
     tools: ToolList
     tool_choice: str | None = None
     n: int = 1
@@ -43,19 +43,24 @@ class ChatRequest:
     temperature: float | None = None
     top_p: float | None = None
     body: Mapping[str, Any] = field(default_factory=dict)  # as it was sent, for outside models
+    continues: Sequence[KeyedMessage] | None = None  # the messages of the request before, when these begin with them
 
 
-def parse_request(raw: bytes) -> ChatRequest:
-    """Check a request body. Raises `RequestError` with the offending parameter."""
+def parse_request(raw: bytes, before: ChatRequest | None = None) -> ChatRequest:
+    """Check a request body. Raises `RequestError` with the offending parameter.
+
+    `before` is a request that this one may continue: messages that are equal to its own need no second look.
+    """
     body = _load(raw)
     choice = _tool_choice(body.get("tool_choice"))
     tools = _tools(body.get("tools")) if choice != "none" else _NO_TOOLS
+    messages = _messages(body.get("messages"), tools, before)
     options = body.get("stream_options")
     top = _integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
     most = _integer(body, "max_completion_tokens", 1)
     return ChatRequest(
         model=_model(body.get("model")),
-        messages=_messages(body.get("messages"), tools),
+        messages=messages,
         tools=tools,
         tool_choice=choice,
         n=_integer(body, "n", 1, MAX_CHOICES) or 1,
@@ -68,7 +73,12 @@ def parse_request(raw: bytes) -> ChatRequest:
         temperature=_number(body, "temperature", 0.0, 2.0),
         top_p=_number(body, "top_p", 0.0, 1.0),
         body=body,
+        continues=before.messages if before is not None and _begins(messages, before.messages) else None,
     )
+
+
+def _begins(messages: Sequence[KeyedMessage], with_: Sequence[KeyedMessage]) -> bool:
+    return len(with_) <= len(messages) and messages[len(with_) - 1] is with_[-1]
 
 
 def _load(raw: bytes) -> dict[str, Any]:
@@ -107,19 +117,28 @@ def _model(model: Any) -> str:
 # ---- messages ---------------------------------------------------------------------------------------------------
 
 
-def _messages(messages: Any, tools: ToolList) -> list[dict[str, Any]]:
+def _messages(messages: Any, tools: ToolList, before: ChatRequest | None) -> list[KeyedMessage]:
     if not isinstance(messages, list) or not messages:
         raise RequestError("must be a non-empty list", param="messages")
+    if before is not None and before.tools is tools:
+        known: list[Any] = before.body["messages"]
+        same = 0
+        while same < min(len(known), len(messages)) and known[same] == messages[same]:
+            same += 1
+        if same:
+            added = len(before.messages) - len(known)  # 1 where the tools stand in a message of their own
+            new = [_message(messages[index], index) for index in range(same, len(messages))]
+            return [*before.messages[: same + added], *new]
     out = [_message(message, index) for index, message in enumerate(messages)]
     if tools:
         if out[0]["role"] == "system":
             out[0]["tools"] = tools
         else:
-            out.insert(0, {"role": "system", "content": "", "tools": tools})
+            out.insert(0, KeyedMessage(role="system", content="", tools=tools))
     return out
 
 
-def _message(message: Any, index: int) -> dict[str, Any]:
+def _message(message: Any, index: int) -> KeyedMessage:
     if not isinstance(message, dict):
         raise RequestError("must be an object", param=f"messages[{index}]")
     role = message.get("role")
@@ -127,21 +146,21 @@ def _message(message: Any, index: int) -> dict[str, Any]:
     if not isinstance(content, str):
         content = _content(content, role, index)
     if role == "user" or role == "system":
-        return {"role": role, "content": content}
+        return KeyedMessage(role=role, content=content)
     if role == "tool":
         call = message.get("tool_call_id")
         if not isinstance(call, str):
             raise RequestError("must be a string", param=f"messages[{index}].tool_call_id")
-        return {"role": "tool", "content": content, "tool_call_id": call}
+        return KeyedMessage(role="tool", content=content, tool_call_id=call)
     if role == "assistant":
-        out: dict[str, Any] = {"role": "assistant", "content": content}
+        out = KeyedMessage(role="assistant", content=content)
         if message.get("function_call") is not None:
             raise RequestError("is not supported; use tool_calls", param=f"messages[{index}].function_call")
         if message.get("tool_calls"):
             out["tool_calls"] = _tool_calls(message["tool_calls"], index)
         return out
     if role == "developer":
-        return {"role": "system", "content": content}
+        return KeyedMessage(role="system", content=content)
     raise RequestError(
         f"unknown role {role!r}; expected system, developer, user, assistant or tool", param=f"messages[{index}].role"
     )

@@ -22,7 +22,7 @@ from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.render import Parsed, Reader
 from inspan.gateway.reply import Choice, Reply, Usage, logprob_entries
 from inspan.gateway.schema import call_error
-from inspan.gateway.scribe import Scribe
+from inspan.gateway.scribe import Scribe, shared
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
 from inspan.trace.records import Call, ToolCall
 
@@ -87,6 +87,16 @@ class Flight:
     task: asyncio.Task[Any] | None = None
     settled: bool = False
 
+    def call_off(self) -> None:
+        """Sealing: stop what the flight's task waits for."""
+        self.settled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def called_off(self) -> bool:
+        """Take the cancellation of `call_off` back; False when someone else cancelled the task as well."""
+        return self.task is not None and self.task.uncancel() == 0
+
     def ended(self, finish: str, error: str | None = None, *, ok: bool = True) -> Call:
         """The record of a choice that sampled nothing that could be kept."""
         return Call(self.call_id, self.state.record.id, self.turn, self.leaf, None, finish,
@@ -116,7 +126,7 @@ class Exchange:
         self._engine = engine
         turn = live.admit(state, request.n)
         try:
-            self._laid = scribe.lay(live.graph, state.record.id, request.messages)
+            self._laid = state.lay(scribe, live.graph, request)
             self.prompt = self._laid.prompt
             self._room = check_room(live, state, engine, len(self.prompt))
         except BaseException:
@@ -166,15 +176,17 @@ class Exchange:
         seed = live.turn_seed(self.state, self._laid.leaf, self._serials[index])
         params = self._params(int.from_bytes(seed[:8], "big") >> 1)
         policy = self.state.record.policy
-        flight.task = asyncio.ensure_future(self._engine.sample(policy, self.prompt, params, listener))
+        flight.task = asyncio.current_task()
         live.flights.add(flight)
         try:
-            sample = await flight.task
+            sample = await self._engine.sample(policy, self.prompt, params, listener)
             if sample.stop == "cancelled":
                 raise EngineError("the engine cancelled the request", where=policy)
         except asyncio.CancelledError:
-            if flight.settled:
+            if flight.settled and flight.called_off():
                 raise sealed() from None
+            if flight.settled:
+                raise
             with suppress(StoreError):  # commit has marked the rollout incomplete
                 live.commit(self.state, flight.ended("cancelled"), None)
             raise
@@ -262,7 +274,7 @@ class Exchange:
                 self._laid.leaf,
                 message,
                 opening=self._laid.opening,
-                tokens=tuple(sample.tokens),
+                tokens=shared(sample.tokens),
                 logprobs=tuple(sample.logprobs),
                 versions=tuple(sample.versions),
             )

@@ -23,7 +23,7 @@ from typing import Final
 
 from inspan.engine.base import Engine, SamplingParams
 from inspan.errors import InputError, RequestError, StoreError
-from inspan.gateway.app import build_app
+from inspan.gateway.app import App
 from inspan.gateway.base import Grant, Limits, OutsideChat, Role, Trace
 from inspan.gateway.chat import ChatRequest
 from inspan.gateway.exchange import Exchange, check_room, sealed
@@ -67,7 +67,7 @@ class Gateway:
         self._live: dict[str, LiveRollout] = {}
         self._keys: dict[bytes, LiveRollout | None] = {}
         self._sealed: deque[bytes] = deque()
-        self.app = build_app(self)
+        self.app = App(self)
 
     # ---- for the dispatcher -------------------------------------------------------------------------------------
 
@@ -217,6 +217,7 @@ class Gateway:
     async def _exchange(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Exchange:
         policy = state.record.policy
         scribe = self._scribes.get(policy, self._scribe)
+        live.latest[ask.parent_call] = request
         engine = self._engines.get(policy, self._engine)
         characters = sum(len(message["content"]) for message in request.messages)
         if characters > LARGE:
@@ -229,10 +230,9 @@ class Gateway:
     def _forget(self, live: LiveRollout) -> None:
         """Seal: record what is in flight as cancelled, and keep the key only to answer late calls."""
         for flight in list(live.flights):
-            flight.settled = True
             with suppress(StoreError):  # commit has marked the rollout incomplete
                 live.commit(flight.state, flight.ended("cancelled"), None)
-            flight.task.cancel()
+            flight.call_off()
         live.sealed = True
         digest = _hash(live.grant.key)
         self._keys[digest] = None

@@ -20,8 +20,10 @@ from typing import Any
 from inspan.engine.base import SamplingParams
 from inspan.errors import RequestError, StoreError
 from inspan.gateway.base import Grant, Limits, Role, Trace
+from inspan.gateway.chat import ChatRequest
 from inspan.gateway.retries import Replies
-from inspan.trace.graph import MessageGraph
+from inspan.gateway.scribe import Laid, Scribe
+from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
 from inspan.trace.steps import StepTree
 from inspan.trace.store import TraceStore
@@ -39,6 +41,16 @@ class SessionState:
     refused: bool = False
     asked: dict[int, int] = field(default_factory=dict)  # context leaf → how often it was sampled from
     replies: Replies = field(default_factory=Replies)
+    laid: tuple[Sequence[KeyedMessage], Match] | None = None  # the messages laid last, and where they led
+
+    def lay(self, scribe: Scribe, graph: MessageGraph, request: ChatRequest) -> Laid:
+        """Lay a request onto the session's graph; what the last request has laid is not matched again."""
+        known = None
+        if self.laid is not None and self.laid[0] is request.continues:
+            known = self.laid[1]
+        laid = scribe.lay(graph, self.record.id, request.messages, known)
+        self.laid = (request.messages, Match(laid.leaf, len(request.messages), None))
+        return laid
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,7 @@ class LiveRollout:
         self._states: dict[tuple[str | None, str], SessionState] = {}
         self._minted: dict[str, Minted] = {}
         self._digests: dict[int, bytes] = {}
+        self.latest: dict[str | None, ChatRequest] = {}  # by parent call: the request that the next may continue
         self._committed: set[int] = set()
         self._recorded: list[Session] = []  # sessions with a committed call, in the order of the first
         self._admitted = 0
@@ -119,10 +132,11 @@ class LiveRollout:
         if limits.calls is not None and self._admitted + choices > limits.calls:
             raise self.refuse(state, "calls", f"{limits.calls} model calls are used up")
         if limits.critical_steps is not None:
-            left = self._steps.left(state.record.id, limits.critical_steps)
             if state.record.parent is None:  # several sessions at the root share one budget
                 left = limits.critical_steps - self._steps.total()
-            if left is not None and left - state.in_flight < choices:
+            else:
+                left = self._steps.left(state.record.id, limits.critical_steps) or 0
+            if left - state.in_flight < choices:
                 raise self.refuse(state, "critical_steps", f"{limits.critical_steps} critical steps are used up")
         turn = state.turns
         state.turns += choices
@@ -181,10 +195,9 @@ class LiveRollout:
         while at is not None and at not in self._digests:
             missing.append(at)
             at = self.graph.nodes[at].parent
-        digest = b"" if at is None else self._digests[at]
+        digest = bytes(16) if at is None else self._digests[at]
         for node in reversed(missing):
-            tokens = array("q", self.graph.nodes[node].tokens)
-            digest = self._digests[node] = _digest(digest, tokens.tobytes())
+            digest = self._digests[node] = _digest(digest, array("q", self.graph.nodes[node].tokens).tobytes())
         return digest
 
     # ---- recording ----------------------------------------------------------------------------------------------
@@ -274,5 +287,5 @@ class LiveRollout:
 
 
 def _digest(*parts: bytes) -> bytes:
-    """A hash of parts, none of which can run into the next."""
-    return blake2b(b"".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).digest()
+    """A hash of parts: all but the last are digests, numbers or fixed words, so none runs into the next."""
+    return blake2b(b"/".join(parts), digest_size=16).digest()

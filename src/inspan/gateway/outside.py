@@ -37,7 +37,7 @@ class OutsideExchange:
         self._fault_key = fault_key
         turn = live.admit(state, request.n)
         try:
-            laid = scribe.lay(live.graph, state.record.id, request.messages)
+            laid = state.lay(scribe, live.graph, request)
         except BaseException:
             live.forgo(state, request.n)
             raise
@@ -67,15 +67,15 @@ class OutsideExchange:
         live, state, first = self._live, self._state, self._flights[0]
         body = {key: value for key, value in self._request.body.items() if key not in ("stream", "stream_options")}
         body["model"] = state.record.policy
-        task = asyncio.ensure_future(chat.chat(body))
-        for flight in self._flights:
-            flight.task = task
+        first.task = asyncio.current_task()
         live.flights.update(self._flights)
         try:
-            answer = await task
+            answer = await chat.chat(body)
         except asyncio.CancelledError:
-            if first.settled:
+            if first.settled and first.called_off():
                 raise sealed() from None
+            if first.settled:
+                raise
             for flight in self._flights:
                 with suppress(StoreError):  # commit has marked the rollout incomplete
                     live.commit(state, flight.ended("cancelled"), None)

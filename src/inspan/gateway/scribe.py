@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from inspan.gateway.render import Reader, Renderer, Tail
-from inspan.trace.graph import MessageGraph, identity
+from inspan.trace.graph import Match, MessageGraph, identity
 from inspan.trace.records import Message, Tokens
 
 _CACHED: Final = 2048
@@ -23,16 +23,11 @@ LARGE: Final = 262144  # a request of more characters is rendered in a thread be
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A request on the graph: its last context node, the ids before the generation prompt, and that prompt."""
+    """A request on the graph: its last context node, the generation prompt, and all ids that the engine is to go on."""
 
     leaf: int
-    context: Tokens
     opening: Tokens
-
-    @property
-    def prompt(self) -> Tokens:
-        """All ids that the engine is to continue."""
-        return self.context + self.opening
+    prompt: Tokens
 
 
 class Scribe(Protocol):
@@ -43,8 +38,8 @@ class Scribe(Protocol):
         """What reads samples back."""
         ...
 
-    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> Laid:
-        """Match the messages, enter the new ones, and return where that leads."""
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
+        """Match the messages (`known`: where the first of them led before), enter the new ones; where that leads."""
         ...
 
     async def prepare(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> None:
@@ -54,6 +49,18 @@ class Scribe(Protocol):
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
         """The delta of a message under `leaf` that our engine did not sample (an outside model's answer)."""
         ...
+
+
+_ints: list[int] = []
+
+
+def shared(tokens: Collection[int]) -> Tokens:
+    """The same ids as objects that all traces share: a fraction of the memory, and of the time to copy them."""
+    try:
+        return tuple(map(_ints.__getitem__, tokens))
+    except IndexError:
+        _ints.extend(range(len(_ints), max(tokens) + 1))
+        return tuple(map(_ints.__getitem__, tokens))
 
 
 class DeltaScribe:
@@ -66,9 +73,9 @@ class DeltaScribe:
         self._deltas: OrderedDict[Hashable, Tokens] = OrderedDict()
         self._prepared: dict[Hashable, Tokens] = {}
 
-    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> Laid:
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""
-        match = graph.match(session, messages)
+        match = graph.match(session, messages, known)
         leaf, fork = match.node, match.fork
         tail: Tail = graph.tail(leaf, self._stop_ids)
         for message in messages[match.depth :]:
@@ -76,9 +83,10 @@ class DeltaScribe:
             fork, tail = None, "context"
         if leaf is None:
             raise ValueError("there are no messages")
-        if tail not in self._openings:
-            self._openings[tail] = self.renderer.opening(after=tail)
-        return Laid(leaf, graph.tokens(leaf), self._openings[tail])
+        opening = self._openings.get(tail)
+        if opening is None:
+            opening = self._openings[tail] = shared(self.renderer.opening(after=tail))
+        return Laid(leaf, opening, graph.tokens(leaf, opening))
 
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
         """The delta of a message that our engine did not sample."""
@@ -97,11 +105,11 @@ class DeltaScribe:
     def _delta(self, message: Message, tail: Tail) -> Tokens:
         if len(message["content"]) > _CACHED_CHARS:
             prepared = self._prepared.pop((tail, identity(message)), None)
-            return prepared if prepared is not None else self.renderer.context(message, after=tail)
+            return prepared if prepared is not None else shared(self.renderer.context(message, after=tail))
         key = (tail, identity(message))
         delta = self._deltas.get(key)
         if delta is None:
-            delta = self._deltas[key] = self.renderer.context(message, after=tail)
+            delta = self._deltas[key] = shared(self.renderer.context(message, after=tail))
             if len(self._deltas) > _CACHED:
                 self._deltas.popitem(last=False)
         else:

@@ -18,7 +18,7 @@ from typing import Any
 from inspan.errors import ModelError, RequestError
 from inspan.gateway.render import Parsed, byte_reader, control_pattern, parse_hermes, plain_encoder, token_bound
 from inspan.gateway.scribe import Laid
-from inspan.trace.graph import ForkReason, MessageGraph
+from inspan.trace.graph import ForkReason, Match, MessageGraph
 from inspan.trace.records import Message, Tokens
 
 
@@ -130,22 +130,23 @@ class TemplateScribe:
         """Nothing to prepare: a whole rendering cannot be kept for later. Lets other tasks run first."""
         await asyncio.sleep(0)
 
-    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> Laid:
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""
         whole = self.renderer.render(messages, opening=True)
-        match = graph.match(session, messages)
-        node, depth, fork, known = self._proven(graph, match.node, match.depth, match.fork, whole.text)
+        match = graph.match(session, messages, known)
+        node, depth, fork, seen = self._proven(graph, match.node, match.depth, match.fork, whole.text)
         context = self.renderer.render(messages, opening=False)
-        if not whole.text.startswith(context.text) or not context.text.startswith(known):
+        if not whole.text.startswith(context.text) or not context.text.startswith(seen):
             context = Rendering(())  # the generation prompt is no mere addition: it carries all that is new
         new = messages[depth:]
-        done = max(len(known), len(context.text)) if new else len(known)
-        delta = self.renderer.encode(context.after(len(known)))
+        done = max(len(seen), len(context.text)) if new else len(seen)
+        delta = self.renderer.encode(context.after(len(seen)))
         for at, message in enumerate(new):
             tokens = delta if at == len(new) - 1 else ()
             node, fork = graph.add_context(session, node, message, tokens, fork).id, None
         assert node is not None
-        return Laid(node, graph.tokens(node), self.renderer.encode(whole.after(done)))
+        opening = self.renderer.encode(whole.after(done))
+        return Laid(node, opening, graph.tokens(node, opening))
 
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
         """The delta of a message that our engine did not sample."""

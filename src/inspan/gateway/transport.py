@@ -163,6 +163,7 @@ async def serve(app: App, host: str = "127.0.0.1", port: int = 0, *, key: str | 
             access_log=False,
             lifespan="off",
             ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_S,
             backlog=2048,
         )
         server = _Server(config)
@@ -178,6 +179,9 @@ async def serve(app: App, host: str = "127.0.0.1", port: int = 0, *, key: str | 
         finally:
             server.should_exit = server.force_exit = True
             await asyncio.wait((task,))
+
+
+_KEEP_ALIVE_S: Final = 3600  # a connection that is closed while a client's tool runs may break its next request
 
 
 class _Server(uvicorn.Server):

@@ -20,7 +20,6 @@ import json
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any, Literal, get_args
 
 from inspan.trace.records import Message, Node, Session, Tokens
@@ -58,6 +57,7 @@ class MessageGraph:
         self.sessions: dict[str, Session] = {}
         self.nodes: list[Node] = []
         self._children: dict[tuple[str, int | None], dict[Hashable, list[int]]] = {}
+        self._last: dict[str, tuple[int, Tokens]] = {}  # per session: the path last asked for, and its tokens
 
     @classmethod
     def restore(cls, sessions: Iterable[Session], nodes: Iterable[Node]) -> MessageGraph:
@@ -82,18 +82,28 @@ class MessageGraph:
             raise ValueError(f"session {session.id!r} has parent {session.parent!r}, which is not there")
         self.sessions[session.id] = session
 
-    def match(self, session: str, messages: Sequence[Message]) -> Match:
-        """Lay a message list onto a session's nodes as deep as each message is proven identical."""
+    def match(self, session: str, messages: Sequence[Message], known: Match | None = None) -> Match:
+        """Lay a message list onto a session's nodes as deep as each message is proven identical.
+
+        `known` says where the first `known.depth` messages led when they were laid before.
+        """
+        start = 0 if known is None else known.depth
         frontiers: list[list[int]] = []
-        level: list[int | None] = [None]
-        for message in messages:
+        level: Sequence[int | None] = (None if known is None else known.node,)
+        for message in messages[start:] if start else messages:
             key = identity(message)
-            found = [node for parent in level for node in self._children.get((session, parent), {}).get(key, ())]
+            if len(level) == 1:  # nearly always
+                found = self._children.get((session, level[0]), _NOTHING).get(key)
+            else:
+                found = [n for parent in level for n in self._children.get((session, parent), _NOTHING).get(key, ())]
             if not found:
                 break
             frontiers.append(found)
-            level = list(found)
-        node, depth, ambiguous = self._resolve(frontiers)
+            level = found
+        node, depth, ambiguous = self._resolve(frontiers, start)
+        if known is not None and not depth:
+            node = known.node
+        depth += start
         if ambiguous:
             return Match(node, depth, "ambiguous sample")
         return Match(node, depth, self._reason(session, node, depth, messages))
@@ -161,9 +171,25 @@ class MessageGraph:
         ids.reverse()
         return ids
 
-    def tokens(self, node: int | None) -> Tokens:
-        """All token ids from the root to `node`: exactly what the engine saw."""
-        return tuple(chain.from_iterable(self.nodes[i].tokens for i in self.path(node)))
+    def tokens(self, node: int | None, more: Tokens = ()) -> Tokens:
+        """All token ids from the root to `node`, and `more` after them: exactly what the engine saw."""
+        if node is None:
+            return more
+        session = self.nodes[node].session
+        known, before = self._last.get(session, (None, ()))
+        new: list[Tokens] = [more]
+        at: int | None = node
+        while at is not None and at != known:
+            new.append(self.nodes[at].tokens)
+            at = self.nodes[at].parent
+        if at is not None:
+            new.append(before)
+        whole: list[int] = []
+        for delta in reversed(new):
+            whole.extend(delta)  # several times faster than chaining iterators
+        tokens = tuple(whole)
+        self._last[session] = (node, tokens[: len(tokens) - len(more)])
+        return tokens
 
     def tail(self, node: int | None, stop_ids: Collection[int]) -> NodeTail:
         """How the path to `node` ends, given the ids with which a model ends a turn."""
@@ -173,22 +199,25 @@ class MessageGraph:
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    def _resolve(self, frontiers: list[list[int]]) -> tuple[int | None, int, bool]:
-        """The one node that the known messages lead to: (node, depth, whether it stopped short at an ambiguity)."""
+    def _resolve(self, frontiers: list[list[int]], start: int) -> tuple[int | None, int, bool]:
+        """The one node that the known messages lead to: (node, depth, whether it stopped short at an ambiguity).
+
+        Frontiers and depths count from the message at `start`.
+        """
         if not frontiers:
             return None, 0, False
         if len(frontiers[-1]) == 1:
             return frontiers[-1][0], len(frontiers), False
         paths = [self.path(node) for node in frontiers[-1]]
         for depth in range(len(frontiers)):
-            here = list(dict.fromkeys(path[depth] for path in paths))
+            here = list(dict.fromkeys(path[start + depth] for path in paths))
             if len(here) == 1:
                 continue
             context = [node for node in here if not self.nodes[node].sampled]
             if not context and len({self.nodes[node].tokens for node in here}) > 1:
                 return self.nodes[here[0]].parent, depth, True
             chosen = max(context) if context else here[0]
-            paths = [path for path in paths if path[depth] == chosen]
+            paths = [path for path in paths if path[start + depth] == chosen]
         return paths[0][-1], len(frontiers), False
 
     def _reason(self, session: str, node: int | None, depth: int, messages: Sequence[Message]) -> ForkReason | None:
@@ -211,6 +240,20 @@ class MessageGraph:
         return "rolled back"
 
 
+class KeyedMessage(dict[str, Any]):
+    """A message that works out its identity once: not to be changed after it was matched."""
+
+    __slots__ = ("key",)
+
+    def identity(self) -> Hashable:
+        """What `identity` says of it."""
+        try:
+            return self.key
+        except AttributeError:
+            self.key = _identity(self)
+            return self.key
+
+
 class ToolList(list[Mapping[str, Any]]):
     """Tool schemas of a root message, never to be changed; canonical form (`key`) and names are worked out once."""
 
@@ -223,11 +266,16 @@ class ToolList(list[Mapping[str, Any]]):
             self.functions[function["name"]] = function
 
 
+_NOTHING: dict[Hashable, list[int]] = {}
 _HOLE = Node(-1, "", None, {"role": "hole", "content": ""}, (), 0)
 
 
 def identity(message: Message) -> Hashable:
     """What makes two messages under the same parent the same message."""
+    return message.identity() if isinstance(message, KeyedMessage) else _identity(message)
+
+
+def _identity(message: Message) -> Hashable:
     content = content_text(message.get("content"))
     calls = message.get("tool_calls")
     if calls:
