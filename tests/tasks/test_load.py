@@ -18,7 +18,8 @@ def write(tmp_path: Path, *lines: str) -> Path:
 
 def test_texts_and_tables(tmp_path: Path) -> None:
     one = '{"prompt": "Capital of Niger?", "answer": "Niamey", "split": "held_out"}'
-    two = '{"id": "t", "prompt": "?", "answer": [["Niger", 1]], "columns": ["land", "n"], "keys": ["land"], "kind": "wide"}'
+    table = '"answer": [["Niger", 1]], "columns": ["land", "n"], "keys": ["land"]'
+    two = '{"id": "t", "prompt": "?", "kind": "wide", ' + table + "}"
     first, second = load_tasks(write(tmp_path, one, "", two))
     assert (first.id, first.answer, first.meta["split"]) == ("1", "Niamey", "held_out")
     assert (second.id, second.answer, second.keys, second.kind) == ("t", (("Niger", "1"),), ("land",), "wide")

@@ -16,7 +16,7 @@ from inspan.learner.checkpoint import latest
 from inspan.learner.store import read_weights
 from inspan.progress import Progress
 from inspan.rewards.metrics import summarise
-from inspan.rollout.dispatcher import run_tasks
+from inspan.rollout.dispatcher import next_life, run_tasks
 from inspan.rollout.executor import LocalExecutor
 from inspan.tasks.base import Task
 from inspan.trace.records import Rollout
@@ -48,6 +48,8 @@ async def run_arm(
             seed=recipe.seed,
             concurrency=recipe.rollout.concurrency,
             prefix=f"eval-{name}-",
+            store=stack.store,
+            life=next_life(stack.store) if stack.store else 0,
         )
     finally:
         await home.close()
