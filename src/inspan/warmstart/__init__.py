@@ -1,5 +1,5 @@
 """The base model: a tokenizer, a copy phase, demonstrations, and the supervised training that makes it."""
 
-from inspan.warmstart.run import run
+from inspan.warmstart.make import run
 
 __all__ = ["run"]
