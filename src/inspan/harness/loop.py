@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 
-from inspan.errors import LimitExceeded
+from inspan.errors import EngineError, LimitExceeded
 from inspan.harness.base import PARENT_CALL_HEADER, Endpoint
 
 ANSWER_NOW = "Answer now."
@@ -62,23 +62,25 @@ class Agent:
 
     async def turn(self) -> Mapping[str, Any]:
         """One model call; the reply is appended to the conversation and returned. Raises `LimitExceeded`."""
-        headers = {PARENT_CALL_HEADER: self.parent_call} if self.parent_call else None
+        body: dict[str, Any] = {"model": self.model, "messages": self.messages, "max_tokens": self.max_tokens}
+        if self.tools:
+            body["tools"] = self.tools
+        headers = {PARENT_CALL_HEADER: self.parent_call} if self.parent_call else {}
         try:
-            reply = await self.client.chat.completions.create(
-                model=self.model,
-                messages=self.messages,  # type: ignore[arg-type]
-                tools=self.tools,  # type: ignore[arg-type]
-                max_tokens=self.max_tokens,
-                extra_headers=headers,
+            # The client's plain `post`: its typed `create` walks through every message again at each turn.
+            reply: Any = await self.client.post(
+                "/chat/completions", cast_to=object, body=body, options={"headers": headers}
             )
+            message = reply["choices"][0]["message"]
         except (openai.PermissionDeniedError, openai.BadRequestError) as error:
             if error.code in HARD_STOPS:
                 raise LimitExceeded(f"the model server stopped the episode: {error.code}") from error
             raise
-        message = reply.choices[0].message
-        kept: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
-        if message.tool_calls:
-            kept["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError("the model server's answer has no message", where=str(self.client.base_url)) from error
+        kept: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+        if message.get("tool_calls"):
+            kept["tool_calls"] = message["tool_calls"]
         self.messages.append(kept)
         return kept
 
