@@ -361,6 +361,7 @@ async def test_a_user_function_that_raises_or_exits_ends_its_rollout_only():
     assert rollout.terminal is Terminal.INFRASTRUCTURE and "no such client" in rollout.error
 
 
+@pytest.mark.no_cover  # CPython 3.11 spins for ever when a thread that blocks in C is interrupted under a tracer
 async def test_a_user_function_blocked_for_ever_times_out_and_is_counted(monkeypatch):
     monkeypatch.setattr("inspan.rollout.run.GRACE_S", 0.01)
     home = asyncio.get_running_loop()
@@ -428,6 +429,7 @@ async def test_an_async_user_function_that_hangs_is_cancelled(monkeypatch):
     await made.close()
 
 
+@pytest.mark.no_cover  # CPython 3.11 spins for ever when a thread that blocks in C is interrupted under a tracer
 async def test_too_many_hung_calls_are_the_machines_trouble(monkeypatch):
     monkeypatch.setattr("inspan.rollout.run.GRACE_S", 0.001)
     let_go = threading.Event()
