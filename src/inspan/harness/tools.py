@@ -75,7 +75,7 @@ class LibraryTools:
         return text
 
     def _fault(self, name: str, arguments: Mapping[str, Any], session: str) -> str | None:
-        # The n-th execution of a request in a session fails or not, whatever runs beside it; n makes a retry independent.
+        # The n-th execution of a request in a session fails or not, whatever runs beside it; n sets retries apart.
         if self.fail_rate <= 0:
             return None
         request = f"{self.seed} {session} {name} {sorted(arguments.items())}"

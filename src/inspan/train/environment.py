@@ -1,4 +1,4 @@
-"""What rollouts work on: tasks by split, and the tools of each rollout. Contract: train and held-out share no entity."""
+"""What rollouts work on: tasks by split, and each rollout's tools. Contract: train and held-out share no entity."""
 
 from __future__ import annotations
 

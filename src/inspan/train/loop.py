@@ -13,7 +13,7 @@ import random
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from inspan.learner.losses import make_objective
 from inspan.learner.model import Lora, load_model
 from inspan.learner.optim import OptimSettings
 from inspan.progress import Progress
+from inspan.rewards.detectors import detect, observe
 from inspan.rewards.reward_set import RewardSet
 from inspan.rollout.dispatcher import Dispatcher, DispatchSettings, Group, next_life
 from inspan.tasks.base import Task
@@ -76,6 +77,7 @@ class Trainer:
     progress: Progress
     step: int = 0
     wall_s: float = 0.0
+    window: list[dict[str, float]] = field(default_factory=list)  # what the hack detectors look at, a row an update
     learner: Learner = field(init=False)
     rewards: RewardSet = field(init=False)
     sampler: Sampler = field(init=False)
@@ -148,6 +150,7 @@ class Trainer:
             **self._rollout_figures(groups, collected - started),
             "learn_s": learnt["seconds"],
         }
+        self.window.append(observe(scored, batch.credits, entropy=learnt.get("entropy")))
         self._finish(groups, scored, metrics)
         await self.stack.engine.load(POLICY, self.learner.weights())
         metrics["seconds"] = time.monotonic() - started
@@ -231,6 +234,7 @@ class Trainer:
         state = {
             "step": self.step,
             "wall_s": self.wall_s + time.monotonic() - self._began,
+            "window": self.window,
             "sampler": self.sampler.state(),
             "draws": [self._draws.getstate()[0], list(self._draws.getstate()[1]), self._draws.getstate()[2]],
             "dispatcher": self.dispatcher.state(),
@@ -247,6 +251,7 @@ class Trainer:
         state = load_checkpoint(path, self.learner).state
         self.step = self._saved = int(state["step"])
         self.wall_s = float(state["wall_s"])
+        self.window = list(state["window"])
         self.sampler.restore(state["sampler"])
         version, internal, gauss = state["draws"]
         self._draws.setstate((version, tuple(internal), gauss))
@@ -290,6 +295,7 @@ class Trainer:
             "wall_s": round(self.wall_s + time.monotonic() - self._began, 1),
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             **tables,
+            "findings": [asdict(finding) for finding in detect(self.window)],
         }
         write_json(self.out / "summary.json", summary)
         self.progress.finish(summary)

@@ -1,0 +1,84 @@
+"""The arms of the README's table over three seeds: `make study` (hours), or parts of it with options.
+
+Each arm of each seed is an ordinary `inspan train` into runs/study/<arm>-<seed>; what is there already is not run
+again. Prints one JSON object a row: arms (means over seeds), paired differences with 95 % intervals, and the critical
+steps of the single agent over budgets against the swarm's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from inspan.bench.paired import paired_difference
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = {
+    "swarm": "recipes/swarm.toml",
+    "single": "recipes/single.toml",
+    "lambda-zero": "recipes/study/lambda-zero.toml",
+    "lambda-constant": "recipes/study/lambda-constant.toml",
+    "joint": "recipes/study/joint.toml",
+}
+FIGURES = ("item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "critical_path_s")
+
+
+def train(arm: str, seed: int, folder: Path, settings: list[str]) -> Path:
+    """Run an arm unless it is finished; a stopped one is resumed."""
+    out = folder / f"{arm}-{seed}"
+    if not (out / "summary.json").exists():
+        resume = ["--resume"] if (out / "recipe.toml").exists() else []
+        extra = [part for text in settings for part in ("--set", text)]
+        command = [sys.executable, "-m", "inspan", "train", str(ROOT / RECIPES[arm]), "--out", str(out)]
+        subprocess.run([*command, "--seed", str(seed), *extra, *resume], check=True, stdout=sys.stderr)
+    return out
+
+
+def scores(outs: dict[int, Path], arm: str, kind: str | None, figure: str) -> dict[tuple[str, int], float]:
+    """(task, seed · 1000 + member) → figure, of an arm's held-out rollouts."""
+    found: dict[tuple[str, int], float] = {}
+    for seed, out in outs.items():
+        for row in json.loads((out / "eval.json").read_text())[arm]:
+            if kind is None or row["kind"] == kind:
+                found[row["task"], seed * 1000 + row["member"]] = row.get(figure, 0.0)
+    return found
+
+
+def say(**row: Any) -> None:
+    """One row of output."""
+    print(json.dumps(row), flush=True)
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Run the study and print its rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--out", type=Path, default=Path("runs/study"))
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="passed to every training")
+    options = parser.parse_args(arguments)
+    outs = {arm: {s: train(arm, s, options.out, options.settings) for s in options.seeds} for arm in options.arms}
+    columns = {arm: (found, "trained") for arm, found in outs.items()}
+    if "swarm" in outs:
+        columns["warm start"] = (outs["swarm"], "warm_start")
+    for name, (found, arm) in columns.items():
+        for kind in ("wide", "narrow", None):
+            means = {f: round(fmean(scores(found, arm, kind, f).values()), 4) for f in FIGURES}
+            say(what="arm", arm=name, kind=kind or "all", seeds=len(found), **means)
+    for other in [name for name in columns if name != "swarm" and "swarm" in columns]:
+        for kind in ("wide", None):
+            delta = paired_difference(
+                scores(*columns["swarm"], kind, "item_f1"), scores(*columns[other], kind, "item_f1")
+            )
+            row = {"mean": round(delta.mean, 4), "low": round(delta.low, 4), "high": round(delta.high, 4)}
+            say(what="swarm item F1 minus", arm=other, kind=kind or "all", tasks=delta.n, **row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Judging policies: paired statistics over tasks and seeds."""
