@@ -8,6 +8,7 @@ scored, or else the model would learn to break what it is about to fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,9 @@ import httpx2
 from inspan.engine.base import SamplingParams
 from inspan.errors import InfrastructureError, LimitExceeded
 from inspan.gateway.base import Grant, Limits, Role, Trace
-from inspan.gateway.transport import IN_PROCESS_URL, in_process_client
+from inspan.gateway.transport import IN_PROCESS_URL, in_process_client, serve
 from inspan.harness.base import Context, Endpoint, Toolbox
 from inspan.rollout.load import LoadedHarness
-from inspan.rollout.loopback import Loopback
 from inspan.rollout.threads import Call, Threads
 from inspan.tasks.base import Task
 from inspan.trace.records import Rollout, Terminal, ToolEvent
@@ -102,7 +102,9 @@ class Runner:
     clock: Callable[[], float] = time.monotonic
     timer: Callable[[float], Awaitable[object]] = asyncio.sleep
     _client: httpx2.AsyncClient | None = None
-    _loopback: Loopback | None = None
+    _served: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _url: str | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(
         self, job: RolloutJob, *, cancel: asyncio.Event | None = None, started: Callable[[], None] | None = None
@@ -161,9 +163,8 @@ class Runner:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
-        if self._loopback is not None:
-            await self._loopback.close()
-            self._loopback = None
+        await self._served.aclose()
+        self._url = None
 
     async def _context(self, job: RolloutJob, grant: Grant, events: list[ToolEvent]) -> Context:
         tools = self.make_tools(job.task, job.seed, events.append) if self.make_tools else None
@@ -192,9 +193,10 @@ class Runner:
     async def _socket(self) -> str:
         if self.base_url is not None:
             return self.base_url.rstrip("/")
-        if self._loopback is None:
-            self._loopback = Loopback(self.gateway.app)
-        return await self._loopback.url()
+        async with self._opening:
+            if self._url is None:
+                self._url = await self._served.enter_async_context(serve(self.gateway.app))
+        return self._url
 
     async def _race(
         self, task: Task, context: Context, cancel: asyncio.Event | None, started: Callable[[], None] | None
