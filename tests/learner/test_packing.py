@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -41,14 +41,14 @@ def test_a_packed_tree_holds_each_prefix_once_and_every_row_can_be_read_off_it(t
     rows = rows_of(tokens)
     packed = pack(rows)
     assert len(packed.tokens) == unique_tokens(tokens)
-    place, paths = 0, {}
-    for segment in packed.segments:  # parents come first, spans follow one another
-        assert segment.span[0] == place and all(span in paths for span in segment.above)
-        place = segment.span[1]
-        paths[segment.span] = [i for a, b in (*segment.above, segment.span) for i in range(a, b)]
-        assert [packed.depths[i] for i in paths[segment.span]] == list(range(len(paths[segment.span])))
-    assert place == len(packed.tokens)
-    inside = {i: path[: path.index(i) + 1] for path in paths.values() for i in path}
+    starts = [0, *accumulate(segment.length for segment in packed.segments)]
+    assert starts[-1] == len(packed.tokens)
+    inside = {}  # flat position → flat positions of the path down to it
+    for number, segment in enumerate(packed.segments):
+        assert all(above < number for above in segment.above)
+        path = [i for n in (*segment.above, number) for i in range(starts[n], starts[n + 1])]
+        assert [packed.depths[i] for i in path] == list(range(len(path)))
+        inside |= {i: path[: depth + 1] for depth, i in enumerate(path) if i >= starts[number]}
     targets = [(row, p) for row in rows for p in row.positions]
     for (row, position), context, label in zip(targets, packed.contexts, packed.labels, strict=True):
         assert label == row.tokens[position]

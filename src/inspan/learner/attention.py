@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from inspan.errors import ModelError
-from inspan.learner.packing import Segment, Span
+from inspan.learner.packing import Segment
 
 NAME = "inspan_tree"
 
@@ -24,18 +24,18 @@ NAME = "inspan_tree"
 class Part:
     """A segment ready to compute: `mask` (length, keys) is True where a query may look; None: plainly causal."""
 
-    span: Span
-    above: tuple[Span, ...]
+    length: int
+    path: tuple[int, ...]  # numbers of the segments whose keys it sees, itself last
     mask: Tensor | None
 
 
 def prepare_parts(segments: tuple[Segment, ...], device: torch.device) -> tuple[Part, ...]:
     """The masks of a micro-batch's segments, shared by all layers."""
     parts = []
-    for segment in segments:
-        length, before = segment.span[1] - segment.span[0], sum(b - a for a, b in segment.above)
+    for number, segment in enumerate(segments):
+        length, before = segment.length, sum(segments[i].length for i in segment.above)
         mask = torch.ones(length, before + length, dtype=torch.bool, device=device).tril_(before) if before else None
-        parts.append(Part(segment.span, segment.above, mask))
+        parts.append(Part(length, (*segment.above, number), mask))
     return tuple(parts)
 
 
@@ -57,18 +57,17 @@ def tree_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     if odd := [n for n in ("softcap", "s_aux", "sliding_window") if options.get(n) is not None]:
         raise ModelError(f"attention with {odd[0]} is not supported by the learner", where=type(module).__name__)
+    lengths = [part.length for part in parts]
+    queries, keys, values = (x.split(lengths, 2) for x in (query, key, value))
     grouped = key.shape[1] != query.shape[1]
     out = []
-    for part in parts:
-        start, end = part.span
-        q = query[:, :, start:end]
-        k, v = (torch.cat([x[:, :, a:b] for a, b in (*part.above, part.span)], 2) for x in (key, value))
+    for part, q in zip(parts, queries, strict=True):
+        k, v = (torch.cat([x[i] for i in part.path], 2) if part.path[1:] else x[part.path[0]] for x in (keys, values))
         causal = part.mask is None
-        out.append(
-            scaled_dot_product_attention(
-                q, k, v, attn_mask=part.mask, is_causal=causal, scale=scaling, enable_gqa=grouped
-            )
+        one = scaled_dot_product_attention(
+            q, k, v, attn_mask=part.mask, is_causal=causal, scale=scaling, enable_gqa=grouped
         )
+        out.append(one)
     return torch.cat(out, 2).transpose(1, 2), None
 
 

@@ -16,9 +16,6 @@ from itertools import chain, pairwise
 from inspan.errors import InspanError
 from inspan.trace.records import ChainCredit, Tokens
 
-Span = tuple[int, int]
-"""Flat positions [start, end)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -30,10 +27,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens without a fork in it; `above` are the spans of its ancestors, from the root down."""
+    """A run of `length` tokens without a fork in it; `above` are the numbers of its ancestors, from the root down.
 
-    span: Span
-    above: tuple[Span, ...]
+    Segments lie one after the other in the order of their numbers, ancestors first.
+    """
+
+    length: int
+    above: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ def pack(rows: Sequence[Row]) -> Packed:
     tokens: list[int] = []
     depths: list[int] = []
     segments: list[Segment] = []
-    paths: dict[int, tuple[Span, ...]] = {}
+    places: list[range] = []
+    paths: dict[int, tuple[int, ...]] = {}
     for owner, low, high, above, ending in _runs([r.tokens for r in rows]):
-        span = (len(tokens), len(tokens) + high - low)
+        places.append(range(len(tokens), len(tokens) + high - low))
         tokens += rows[owner].tokens[low:high]
         depths += range(low, high)
-        path = (*(segments[s].span for s in above), span)
-        segments.append(Segment(span, path[:-1]))
-        paths |= {row: path for row in ending}
+        paths |= {row: (*above, len(segments)) for row in ending}
+        segments.append(Segment(high - low, above))
     contexts: list[int] = []
     for index, row in enumerate(rows):
-        places = list(chain.from_iterable(range(*span) for span in paths[index]))
-        contexts += [places[p - 1] for p in row.positions]
+        at = list(chain.from_iterable(places[number] for number in paths[index]))
+        contexts += [at[p - 1] for p in row.positions]
     labels = tuple(r.tokens[p] for r in rows for p in r.positions)
     return Packed(tuple(tokens), tuple(depths), tuple(segments), tuple(contexts), labels)
 
