@@ -284,8 +284,8 @@ class TorchEngine:
                 for lane in tuple(self._lanes.values()):
                     if lane.has_work:
                         self._step(lane)
-        except asyncio.CancelledError:
-            self._abort(EngineError("the engine was stopped"))
+        except BaseException as error:  # cancelled, interrupted, or past mending: nobody may be left waiting
+            self._abort(EngineError(f"the engine was stopped: {error!r}"))
             raise
         finally:
             torch.set_num_threads(before)
