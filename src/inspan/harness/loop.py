@@ -59,12 +59,15 @@ class Agent:
     tools: list[dict[str, Any]]
     max_tokens: int
     parent_call: str | None = None
+    temperature: float | None = None  # None: the server's choice
 
     async def turn(self) -> Mapping[str, Any]:
         """One model call; the reply is appended to the conversation and returned. Raises `LimitExceeded`."""
         body: dict[str, Any] = {"model": self.model, "messages": self.messages, "max_tokens": self.max_tokens}
         if self.tools:
             body["tools"] = self.tools
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
         headers = {PARENT_CALL_HEADER: self.parent_call} if self.parent_call else {}
         try:
             # The client's plain `post`: its typed `create` walks through every message again at each turn.

@@ -3,7 +3,8 @@
 `create_subagent(name, system_prompt)` registers a reusable agent; `assign_task(agent, prompt)` runs it and returns one
 message. Assignments of one turn run concurrently, in waves of `width`; `create_subagent` takes effect before them.
 A sub-agent works through a session of its own (`X-Parent-Call`), has the direct tools only, and may use the steps that
-its parent had left, less the one that the parent needs to answer. Its errors come back as its result.
+its parent had left, less the one that the parent needs to answer. Its errors come back as its result. The option
+`subagent_temperature` is sent with its requests: a frozen sub-agent has nothing to explore.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Swarm:
             {"role": "user", "content": arguments["prompt"]},
         ]
         schemas = self.ctx.tools.schemas if self.ctx.tools else []
-        agent = Agent(connect(endpoint), endpoint.name, messages, schemas, self.ctx.max_tokens, request.id)
+        temperature = self.ctx.options.get("subagent_temperature")
+        agent = Agent(connect(endpoint), endpoint.name, messages, schemas, self.ctx.max_tokens, request.id, temperature)
 
         async def execute(requests: Sequence[ToolRequest], left: int | None) -> TurnResult:
             return await run_direct(self.ctx.tools, requests, session=arguments["prompt"])

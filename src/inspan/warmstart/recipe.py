@@ -99,6 +99,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> WarmstartRecipe:
 def _assign(data: dict[str, Any], text: str) -> None:
     keys, value = parse_override(text)
     node: Any = data
-    for key in keys[:-1]:
-        node = node[key] if isinstance(node, list) else node.setdefault(key, {})
-    node[keys[-1]] = value
+    for at, key in enumerate(keys):
+        if at == len(keys) - 1:
+            node[key] = value
+        else:
+            node = node[key] if isinstance(node, list) else node.setdefault(key, {})
