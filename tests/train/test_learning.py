@@ -25,19 +25,18 @@ class Quiet:
     def finish(self, summary=None): ...
 
 
-def test_the_swarm_learns_to_share_out_wide_work(tmp_path: Path) -> None:
-    recipe = load(
-        RECIPE,
-        ["train.updates=12", "train.groups=6", "tasks.kinds={ wide = 1.0 }", "tasks.wide=[4, 6]", "eval.tasks=8",
-         "tasks.held_out=24"],
-    )  # fmt: skip
-    summary = run(recipe, out=tmp_path, resume=False, progress=Quiet())
+def test_the_reward_of_the_swarm_rises(tmp_path: Path) -> None:
+    """Weights are held constant here, so that the reward of early and late updates is the same measure."""
+    settings = [
+        "train.updates=10", "train.groups=6", "tasks.kinds={ wide = 1.0 }", "tasks.wide=[4, 6]", "eval.tasks=2",
+        "rewards.1.weight=0.5", "rewards.2.weight=0.2", "rewards.1.w_max=5.0",
+        'eval.arms.single_agent.policy="policy@v0"',
+    ]  # fmt: skip
+    run(load(RECIPE, settings), out=tmp_path, resume=False, progress=Quiet())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first, last = rows[:3], rows[-3:]
-    assert fmean(r["item_f1"] for r in last) > fmean(r["item_f1"] for r in first) + 0.05
-    assert fmean(r["parallel_width"] for r in last) > fmean(r["parallel_width"] for r in first) + 0.5
-    arms = summary["arms"]
-    assert arms["trained"]["parallel_width"] > arms["warm_start"]["parallel_width"]
+    assert fmean(r["reward"] for r in last) > fmean(r["reward"] for r in first) + 0.1
+    assert fmean(r["parallel_width"] for r in last) > fmean(r["parallel_width"] for r in first) + 0.8
 
 
 def test_the_shipped_base_is_small_and_says_what_it_is() -> None:
