@@ -15,8 +15,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from inspan.engine.attention import Segment, Span
 from inspan.engine.base import Sample, SamplingParams, Watch
-from inspan.engine.forward import FIXED_STEP, Batch, Rotary, Segment, Span, forward, forward_fixed
+from inspan.engine.fixed import STEP, forward_fixed
+from inspan.engine.forward import Batch, Rotary, forward
 from inspan.engine.kv import KVPool
 from inspan.engine.sampler import Draw, sample, top_logprobs
 from inspan.engine.slots import Slots, State
@@ -95,7 +97,7 @@ class Lane:
         return bool(self.queue) or self.slots.busy > 0
 
     def _new_pool(self) -> KVPool:
-        return KVPool(self.weights.spec, dtype=self.weights.dtype, step=FIXED_STEP if self.fixed else 64)
+        return KVPool(self.weights.spec, step=STEP if self.fixed else 64)
 
     def publish(self, weights: Weights, version: int) -> None:
         """Swap weights of the same shape in: running requests go on with their KV, cached prefixes are gone."""
@@ -182,14 +184,24 @@ class Lane:
             if placement is None:
                 return False
             row, source, request.cached = placement.row, placement.source, placement.reused
-            self._prefilling.append(request)
-            self._leaders[request.prompt] = request
         self.counters.reused_tokens += request.cached
         self._reserve(row, len(request.prompt))
         if source is not None and source != row:
             self.pool.copy(source, row, request.cached)
         self._seat(request, row)
+        if leader is None and request.cached == len(request.prompt) - 1:
+            self._begin(request)
+        elif leader is None:
+            self._prefilling.append(request)
+            self._leaders[request.prompt] = request
         return True
+
+    def _begin(self, request: Request) -> None:
+        """All but a prompt's last token is there: that token is fed like a sampled one."""
+        self.slots.state[request.row] = State.DECODE
+        self.next_token[request.row] = request.prompt[-1]
+        self.counters.prefilled_tokens += 1
+        self._refresh()
 
     def _reserve(self, row: int, length: int) -> None:
         rows = self.pool.rows
@@ -258,7 +270,7 @@ class Lane:
         reach = np.ones(block, dtype=np.int64)  # holes need nothing
         reach[self._decoding] = self.slots.length[self._decoding] + 1
         if self._cuts_age <= 0:
-            self._cuts = cut(reach, CALL_BYTES * len(self.pool.layers) / self.weights.spec.kv_bytes)
+            self._cuts = cut(reach, CALL_BYTES * self.weights.spec.layers / self.weights.spec.kv_bytes)
             self._cuts_age = RECUT
         self._cuts_age -= 1
         starts = self._cuts[self._cuts < block]

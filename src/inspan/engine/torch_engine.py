@@ -67,7 +67,6 @@ class TorchEngine:
         threads: int = 0,
         deterministic: bool = False,
         cached: int | None = None,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         if slots < 1 or max_queue < 1 or context_length < 0:
             raise ModelError(
@@ -75,7 +74,7 @@ class TorchEngine:
             )
         self.slots, self.max_queue, self.threads, self.deterministic = slots, max_queue, threads, deterministic
         self.counters = Counters()
-        self._cached, self._dtype = cached, dtype
+        self._cached = cached
         self._files: WeakValueDictionary[object, Weights] = WeakValueDictionary()
         loaded = self._load_all(models)
         longest = min((w.spec.positions for w in loaded.values()), default=0)
@@ -169,7 +168,7 @@ class TorchEngine:
 
     def _read(self, spec: ModelSpec, weights: WeightsRef) -> Weights:
         if weights.tensors is not None:
-            return Weights(spec, weights.tensors, dtype=self._dtype)
+            return Weights(spec, weights.tensors)
         if weights.path is None:
             raise ModelError("weights need a path or tensors")
         return self._shared_file(spec, weights.path)
@@ -180,7 +179,7 @@ class TorchEngine:
         key = (spec, os.path.realpath(path), tuple(f.stat().st_mtime_ns for f in files))
         found = self._files.get(key)
         if found is None:
-            found = self._files[key] = Weights(spec, read_state(path), dtype=self._dtype)
+            found = self._files[key] = Weights(spec, read_state(path))
         return found
 
     def share(self, policy: str, source: str) -> None:
@@ -228,7 +227,7 @@ class TorchEngine:
                 loaded[name] = self._shared_file(spec, str(source))
             else:
                 if id(source) not in memory:
-                    memory[id(source)] = load_weights(source, dtype=self._dtype)
+                    memory[id(source)] = load_weights(source)
                 loaded[name] = memory[id(source)]
         return loaded
 

@@ -7,7 +7,7 @@ copy: nothing outside can change it. The layout differs from the checkpoint in w
 - q, k and v are one matrix, gate and up are one matrix, and matrices are stored (in, out);
 - q and k dimensions are interleaved per head, so that a rotary embedding is one complex product
   (scores are invariant under a common permutation of a head's dimensions);
-- the rows of the output projection follow the order (group, kv head, dim) in which attention leaves its result.
+- queries carry attention's factor 1/sqrt(d).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _rope(config: Mapping[str, Any], where: str) -> Rope:
 
 @dataclass(slots=True)
 class Layer:
-    """One block's tensors. `qkv` (D, (H+2K)·d), `out` (G·K·d, D), `gate_up` (D, 2I), `down` (I, D)."""
+    """One block's tensors. `qkv` (D, (H+2K)·d), `out` (H·d, D), `gate_up` (D, 2I), `down` (I, D)."""
 
     norm: Tensor
     qkv: Tensor
@@ -171,18 +171,18 @@ class Layer:
 class Weights:
     """A model's weights, fused. Immutable: policies share one object, a weight swap makes another."""
 
-    def __init__(self, spec: ModelSpec, state: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> None:
-        self.spec, self.dtype = spec, dtype
+    def __init__(self, spec: ModelSpec, state: Mapping[str, Any]) -> None:
+        self.spec = spec
         self.embed, self.norm, self.head, self.layers = self._fuse(state)
 
     def updated(self, state: Mapping[str, Any]) -> Weights:
         """Other weights of the same shape, from a state dict; raises `ModelError` on a missing or misshapen tensor."""
-        return Weights(self.spec, state, dtype=self.dtype)
+        return Weights(self.spec, state)
 
     def _fuse(self, state: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, list[Layer]]:
         with torch.inference_mode():
             s = self.spec
-            read = _Reader(state, self.dtype)
+            read = _Reader(state)
             embed = read("model.embed_tokens.weight", s.vocab, s.hidden).clone()
             head = embed.t() if s.tied else read("lm_head.weight", s.vocab, s.hidden).t()
             if not s.tied or embed.numel() <= 1 << 26:
@@ -192,12 +192,13 @@ class Weights:
 
     def _layer(self, read: _Reader, at: str) -> Layer:
         s = self.spec
-        d, groups = s.head_dim, s.heads // s.kv_heads
-        q = read(at + "self_attn.q_proj.weight", s.heads * d, s.hidden)
+        d = s.head_dim
+        # queries carry attention's 1/sqrt(d); where they are normed, the norm's weight does
+        scale, inner = (1.0, d**-0.5) if s.kind == "qwen3" else (d**-0.5, 1.0)
+        q = read(at + "self_attn.q_proj.weight", s.heads * d, s.hidden) * scale
         k = read(at + "self_attn.k_proj.weight", s.kv_heads * d, s.hidden)
         v = read(at + "self_attn.v_proj.weight", s.kv_heads * d, s.hidden)
         out = read(at + "self_attn.o_proj.weight", s.hidden, s.heads * d)
-        out = out.view(s.hidden, s.kv_heads, groups, d).transpose(1, 2).reshape(s.hidden, s.heads * d)
         gate = read(at + "mlp.gate_proj.weight", s.intermediate, s.hidden)
         up = read(at + "mlp.up_proj.weight", s.intermediate, s.hidden)
         layer = Layer(
@@ -209,14 +210,14 @@ class Weights:
             down=read(at + "mlp.down_proj.weight", s.hidden, s.intermediate).t().contiguous(),
         )
         if read.has(at + "self_attn.q_proj.bias"):
-            qb = read(at + "self_attn.q_proj.bias", s.heads * d)
+            qb = read(at + "self_attn.q_proj.bias", s.heads * d) * scale
             kb = read(at + "self_attn.k_proj.bias", s.kv_heads * d)
             vb = read(at + "self_attn.v_proj.bias", s.kv_heads * d)
             layer.qkv_bias = torch.cat((interleave(qb, d), interleave(kb, d), vb))
         if read.has(at + "self_attn.o_proj.bias"):
             layer.out_bias = read(at + "self_attn.o_proj.bias", s.hidden).clone()
         if s.kind == "qwen3":
-            qn = interleave(read(at + "self_attn.q_norm.weight", d), d)
+            qn = interleave(read(at + "self_attn.q_norm.weight", d), d) * inner
             kn = interleave(read(at + "self_attn.k_norm.weight", d), d)
             layer.qk_norm = torch.cat((qn.expand(s.heads, d), kn.expand(s.kv_heads, d)))
         return layer
@@ -225,8 +226,8 @@ class Weights:
 class _Reader:
     """Typed, shape-checked look-ups in a state dict."""
 
-    def __init__(self, state: Mapping[str, Any], dtype: torch.dtype) -> None:
-        self._state, self._dtype = state, dtype
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
 
     def has(self, name: str) -> bool:
         return name in self._state
@@ -237,7 +238,7 @@ class _Reader:
             raise ModelError(f"the weights lack the tensor {name!r}", hint="is the checkpoint complete and merged?")
         if tuple(tensor.shape) != shape:
             raise ModelError(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
-        return tensor.detach().to(device="cpu", dtype=self._dtype)
+        return tensor.detach().to(device="cpu", dtype=torch.float32)
 
 
 def interleave(rows: Tensor, dim: int) -> Tensor:
@@ -279,18 +280,18 @@ Source = Any
 """Where a model comes from: a directory, a transformers model, or a pair (config, state dict)."""
 
 
-def load_weights(source: Source, *, dtype: torch.dtype = torch.float32) -> Weights:
+def load_weights(source: Source) -> Weights:
     """Weights from a directory, from a transformers model, or from a (config, state dict) pair."""
     if isinstance(source, str | Path):
         spec = ModelSpec.from_config(read_config(source), where=str(source))
-        return Weights(spec, read_state(source), dtype=dtype)
+        return Weights(spec, read_state(source))
     if isinstance(source, tuple) and len(source) == 2:
         config, state = source
         raw = config if isinstance(config, Mapping) else config.to_dict()
-        return Weights(ModelSpec.from_config(raw), state, dtype=dtype)
+        return Weights(ModelSpec.from_config(raw), state)
     config, state_dict = getattr(source, "config", None), getattr(source, "state_dict", None)
     if config is not None and callable(state_dict):
-        return Weights(ModelSpec.from_config(config.to_dict()), cast(Mapping[str, Any], state_dict()), dtype=dtype)
+        return Weights(ModelSpec.from_config(config.to_dict()), cast(Mapping[str, Any], state_dict()))
     raise ModelError(
         f"cannot load a model from {type(source).__name__}",
         hint="a directory, a transformers model or (config, state dict)",
