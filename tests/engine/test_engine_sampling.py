@@ -140,7 +140,7 @@ def test_uniforms_stay_below_one():
 @given(
     st.lists(st.integers(-6, 6), min_size=2, max_size=12),
     st.sampled_from([0.0, 0.5, 1.0]),
-    st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    st.sampled_from([0.053, 0.47, 0.93, 1.0]),  # no sum of equal shares: there rounding decides
     st.integers(0, 14),
 )
 def test_truncation_keeps_what_the_naive_rule_keeps(values, temperature, top_p, top_k):
