@@ -65,11 +65,11 @@ def test_a_saved_model_loads_to_the_same_weights(llama, tmp_path):
 def test_weights_are_a_private_copy(llama):
     model = make_model("llama", seed=3)
     weights = load_weights(model)
-    before = [t.clone() for t in (weights.embed, weights.head, weights.norm, weights.layers[0].norm)]
+    before = [t.clone() for t in (weights.embed, weights.head, weights.norm, weights.layers[0].down)]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    after = (weights.embed, weights.head, weights.norm, weights.layers[0].norm)
+    after = (weights.embed, weights.head, weights.norm, weights.layers[0].down)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 

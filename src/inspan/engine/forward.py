@@ -51,6 +51,12 @@ class Rotary:
         return self._table.index_select(0, positions).unsqueeze(1)
 
 
+def rms(x: Tensor, eps: float) -> Tensor:
+    """Rows of x (N, D) divided by their root mean square; a norm's weight is in the matrix that follows."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * norm.square_().mul_(1 / x.shape[1]).add_(eps).rsqrt_()
+
+
 def forward(weights: Weights, pool: KVPool, rotary: Rotary, batch: Batch) -> Tensor:
     """Logits (wanted, vocab) of a batch; writes the batch's keys and values into the pool."""
     s = weights.spec
@@ -70,7 +76,7 @@ def forward(weights: Weights, pool: KVPool, rotary: Rotary, batch: Batch) -> Ten
 def project(weights: Weights, layer: Layer, x: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (N, H, d), keys and values (N, K, d) of hidden states (N, D); queries scaled, both rotated."""
     s = weights.spec
-    h = F.rms_norm(x, (s.hidden,), layer.norm, s.eps)
+    h = rms(x, s.eps)
     flat = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
     qkv = flat.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
     turned = qkv[:, : s.heads + s.kv_heads]
@@ -86,6 +92,6 @@ def finish(weights: Weights, layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
     x = torch.addmm(x, mixed, layer.out)
     if layer.out_bias is not None:
         x += layer.out_bias
-    gate_up = torch.mm(F.rms_norm(x, (s.hidden,), layer.mlp_norm, s.eps), layer.gate_up)
+    gate_up = torch.mm(rms(x, s.eps), layer.gate_up)
     h = F.silu(gate_up[:, : s.intermediate]).mul_(gate_up[:, s.intermediate :])
     return torch.addmm(x, h, layer.down)

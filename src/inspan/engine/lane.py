@@ -84,6 +84,7 @@ class Lane:
         self.top_k = np.zeros(rows, dtype=np.int64)
         self.stops = np.full((rows, 1), -1, dtype=np.int64)
         self.logprobs = np.zeros((rows, context), dtype=np.float32)
+        self._busy = 0
         self._prefilling: list[Request] = []
         self._leaders: dict[Tokens, Request] = {}
         self._decoding = np.zeros(0, dtype=np.int64)
@@ -94,7 +95,7 @@ class Lane:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.queue) or self.slots.busy > 0
+        return bool(self.queue) or self._busy > 0
 
     def _new_pool(self) -> KVPool:
         return KVPool(self.weights.spec, step=STEP if self.fixed else 64)
@@ -108,14 +109,17 @@ class Lane:
             if request is not None:
                 request.versions.append((int(self.produced[request.row]), version))
 
-    def step(self) -> None:
-        """Run one step; results and failures of single requests go to their futures."""
+    def step(self) -> float:
+        """Run one step; results and failures of single requests go to their futures.
+
+        Returns the step's size (about the seconds a good core needs) when it only decoded, else 0.
+        """
         with torch.inference_mode():
             self._compact()
             self._admit()
-            self._advance()
+            return self._advance()
 
-    def _advance(self) -> None:
+    def _advance(self) -> float:
         """One forward pass over what decodes and the next chunk of what is in prefill, and its consequences."""
         decoding = self._decoding
         block = int(decoding[-1]) + 1 if decoding.size else 0
@@ -130,6 +134,9 @@ class Lane:
             self.counters.prefilled_tokens += s.length
         if logits.shape[0]:
             self._sample(logits, decoding, block, finishing)
+        spec = self.weights.spec
+        keys = sum((s.last - s.first) * s.reach for s in batch.spans)
+        return 0.0 if segments else 5e-4 + block * spec.parameters * 2e-11 + keys * spec.kv_bytes * 1e-10
 
     def _compact(self) -> None:
         for busy, hole in self.slots.compaction():
@@ -157,8 +164,7 @@ class Lane:
 
     def _admit(self) -> None:
         waiting: list[Request] = []
-        busy = self.slots.busy
-        while self.queue and busy < self.active:
+        while self.queue and self._busy < self.active:
             request = self.queue.popleft()
             try:
                 entered = self._enter(request)
@@ -166,9 +172,7 @@ class Lane:
                 self.queue.extendleft(reversed(waiting))
                 _fail(request, EngineError(f"a request could not be admitted: {type(error).__name__}: {error}"))
                 raise
-            if entered:
-                busy += 1
-            else:
+            if not entered:
                 waiting.append(request)
         self.queue.extendleft(reversed(waiting))
 
@@ -213,6 +217,7 @@ class Lane:
         params = request.params
         request.row, request.versions = row, [(0, self.version)]
         self.requests[row] = request
+        self._busy += 1
         self.produced[row], self.limit[row], self.keys[row] = 0, request.limit, request.key
         self.temperature[row], self.top_p[row], self.top_k[row] = params.temperature, params.top_p, params.top_k
         if len(params.stop_ids) > self.stops.shape[1]:
@@ -401,6 +406,7 @@ class Lane:
     def _vacate(self, request: Request) -> None:
         self.slots.release(request.row)
         self.requests[request.row], request.row = None, -1
+        self._busy -= 1
 
     def _unlead(self, request: Request) -> None:
         if request in self._prefilling:
@@ -437,6 +443,7 @@ class Lane:
     def reset(self) -> None:
         """Empty every row and give the KV's memory back."""
         self.requests = [None] * self.slots.rows
+        self._busy = 0
         self._prefilling.clear()
         self._leaders.clear()
         self.slots.clear(np.ones(self.slots.rows, dtype=bool))

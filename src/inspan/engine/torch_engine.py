@@ -18,28 +18,30 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from inspan.engine.base import Sample, SamplingParams, Watch, WeightsRef
 from inspan.errors import EngineError, EngineOverloaded, ModelError, RequestError
 from inspan.trace.records import Tokens
 
-# Idle OpenMP threads that spin starve a busy neighbour; read once, when the runtime starts.
+# Idle OpenMP threads that spin long starve a busy neighbour; those that sleep at once make a second thread useless,
+# since waking takes longer than a product. So: spin for some 0.2 ms. Read once, when the runtime starts.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import numpy as np
 import torch
 
 from inspan.engine.lane import Counters, Lane, Request
 from inspan.engine.sampler import spread
+from inspan.engine.threads import ThreadTuner
 from inspan.engine.weights import ModelSpec, Source, Weights, load_weights, read_config, read_state
 
 SETTLE_TURNS = 1000
 SETTLE_SECONDS = 0.02
 """Bounds on letting others run before a step, so that a busy coroutine cannot starve the engine."""
-ONE_THREAD_PARAMETERS = 8_000_000
-"""Up to this size one thread is as fast as several: a step is a hundred operations of some 10 µs each."""
+SMALL_PARAMETERS = 8_000_000
+"""Up to this size a model begins on one thread: a step is a hundred operations of some 10 µs each."""
 OFF_LOOP_PARAMETERS = 20_000_000
 """Models beyond this size are read in a thread, so that the event loop stays alive."""
 CACHE_BYTES = 512 << 20
@@ -53,8 +55,8 @@ class TorchEngine:
     share memory. `slots` is the most requests of a policy that decode at once; finished sequences are kept for prefix
     reuse in these and in up to `cached` more rows (default: what fits `CACHE_BYTES`, at least 16; memory is only taken
     as rows and positions come into use). `context_length` 0 means the smallest of the models' own. `max_queue` bounds
-    the requests that wait. `threads` holds while the engine steps; 0 means one for models so small that threads would
-    wait more than work, else torch's own.
+    the requests that wait. `threads` holds while the engine steps; 0 means as many, up to torch's own, as prove best
+    (see `engine.threads`).
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class TorchEngine:
         self._lanes: dict[str, Lane] = {}
         for name, weights in loaded.items():
             self._open(name, weights, 0)
+        self._tuners: WeakKeyDictionary[Lane, ThreadTuner] = WeakKeyDictionary()
         self._unseeded = itertools.count()
         self._runner: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -274,24 +277,29 @@ class TorchEngine:
     async def _run(self) -> None:
         """Step while there is work. A step that raises fails the requests in it and nothing else."""
         before = torch.get_num_threads()
-        small = all(lane.weights.spec.parameters <= ONE_THREAD_PARAMETERS for lane in self._lanes.values())
-        threads = self.threads or (1 if small else before)
-        torch.set_num_threads(threads)
         try:
             while any(lane.has_work for lane in self._lanes.values()):
                 await self._settle()
                 for lane in tuple(self._lanes.values()):
                     if lane.has_work:
-                        self._step(lane)
+                        self._step(lane, before)
         except BaseException as error:  # cancelled, interrupted, or past mending: nobody may be left waiting
             self._abort(EngineError(f"the engine was stopped: {error!r}"))
             raise
         finally:
             torch.set_num_threads(before)
 
-    def _step(self, lane: Lane) -> None:
+    def _step(self, lane: Lane, most: int) -> None:
+        """One step of a lane, on as many threads as are set, or as have proven best for it (at most `most`)."""
+        tuner = self._tuners.get(lane)
+        if tuner is None or tuner.most != most:
+            small = lane.weights.spec.parameters <= SMALL_PARAMETERS
+            tuner = self._tuners[lane] = ThreadTuner(most, 1 if small else most)
+        torch.set_num_threads(self.threads or (tuner.threads if self.deterministic else tuner.choose()))
+        begin = perf_counter()
         try:
-            lane.step()
+            work = lane.step()
+            tuner.record(perf_counter() - begin, work)
         except Exception as error:
             failure = EngineError(f"a decode step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error

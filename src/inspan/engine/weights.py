@@ -7,7 +7,7 @@ copy: nothing outside can change it. The layout differs from the checkpoint in w
 - q, k and v are one matrix, gate and up are one matrix, and matrices are stored (in, out);
 - q and k dimensions are interleaved per head, so that a rotary embedding is one complex product
   (scores are invariant under a common permutation of a head's dimensions);
-- queries carry attention's factor 1/sqrt(d).
+- queries carry attention's factor 1/sqrt(d), and a block's matrices the weights of the norms in front of them.
 """
 
 from __future__ import annotations
@@ -157,10 +157,8 @@ def _rope(config: Mapping[str, Any], where: str) -> Rope:
 class Layer:
     """One block's tensors. `qkv` (D, (H+2K)·d), `out` (H·d, D), `gate_up` (D, 2I), `down` (I, D)."""
 
-    norm: Tensor
     qkv: Tensor
     out: Tensor
-    mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
     qkv_bias: Tensor | None = None  # ((H+2K)·d,), Qwen2
@@ -201,12 +199,12 @@ class Weights:
         out = read(at + "self_attn.o_proj.weight", s.hidden, s.heads * d)
         gate = read(at + "mlp.gate_proj.weight", s.intermediate, s.hidden)
         up = read(at + "mlp.up_proj.weight", s.intermediate, s.hidden)
+        norm = read(at + "input_layernorm.weight", s.hidden)
+        mlp_norm = read(at + "post_attention_layernorm.weight", s.hidden)
         layer = Layer(
-            norm=read(at + "input_layernorm.weight", s.hidden).clone(),
-            qkv=torch.cat((interleave(q, d), interleave(k, d), v)).t().contiguous(),
+            qkv=(torch.cat((interleave(q, d), interleave(k, d), v)) * norm).t().contiguous(),
             out=out.t().contiguous(),
-            mlp_norm=read(at + "post_attention_layernorm.weight", s.hidden).clone(),
-            gate_up=torch.cat((gate, up)).t().contiguous(),
+            gate_up=(torch.cat((gate, up)) * mlp_norm).t().contiguous(),
             down=read(at + "mlp.down_proj.weight", s.hidden, s.intermediate).t().contiguous(),
         )
         if read.has(at + "self_attn.q_proj.bias"):
