@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -100,7 +100,9 @@ def decode(name: str, net: Any, *, batch: int, context: int, tokens: int, thread
     ours = peer = float("inf")
     for _ in range(rounds):
         torch.set_num_threads(threads)
-        ours = min(ours, asyncio.run(engine_seconds(TorchEngine({"p": net}, slots=batch), given, tokens)))
+        ours = min(
+            ours, asyncio.run(engine_seconds(TorchEngine({"p": net}, slots=batch, threads=threads), given, tokens))
+        )
         torch.set_num_threads(threads)
         peer = min(peer, generate_seconds(net, given, tokens))
     where = f"{name}, batch {batch}, context {context}-{context + tokens}, {threads} thread(s)"
@@ -109,13 +111,12 @@ def decode(name: str, net: Any, *, batch: int, context: int, tokens: int, thread
 
 
 def roofline(engine_step: float, net: Any, *, batch: int, context: int, threads: int) -> None:
-    """Rows of the machine's roofs and the share of them that a decode step reaches."""
+    """A row with the machine's roofs and the share of them that a decode step reaches."""
     torch.set_num_threads(threads)
     gflops, bandwidth = gemm_gflops(), read_bandwidth()
-    row(f"roof: float32 matrix product 1024, {threads} thread(s)", gflops, None, "GFLOP/s")
-    row(f"roof: sequential read, {threads} thread(s)", bandwidth, None, "GB/s")
     floor = decode_floor(TorchEngine({"p": net}).spec("p"), batch, context, gflops, bandwidth)
-    what = f"decode step against its roofline, batch {batch}, context {context}, {threads} thread(s)"
+    roofs = f"{gflops:.0f} GFLOP/s, {bandwidth:.0f} GB/s"
+    what = f"decode step against its roofline ({roofs}), batch {batch}, context {context}, {threads} thread(s)"
     row(what, engine_step * 1e3, floor * 1e3, "ms/step", floor / engine_step)
 
 
@@ -174,7 +175,7 @@ def multi_turn(net: Any, *, count: int, width: int, threads: int, rounds: int) -
     ours = peer = float("inf")
     for _ in range(rounds):
         for play in (free_running, lock_step):
-            engine = TorchEngine({"p": net}, slots=width)
+            engine = TorchEngine({"p": net}, slots=width, threads=threads)
             begin = time.perf_counter()
             asyncio.run(play(engine, jobs, width))
             seconds = time.perf_counter() - begin
@@ -190,11 +191,12 @@ def main() -> None:
     """Print all rows."""
     tiny = model(TINY)
     for threads in (1, 2):
-        step = decode("tiny Llama", tiny, batch=64, context=128, tokens=64, threads=threads, rounds=3)
-        roofline(step, tiny, batch=64, context=160, threads=threads)
+        for context in (128, 512):
+            step = decode("tiny Llama", tiny, batch=64, context=context, tokens=64, threads=threads, rounds=2)
+            roofline(step, tiny, batch=64, context=context + 32, threads=threads)
     multi_turn(tiny, count=96, width=32, threads=1, rounds=2)
     big = model(SMOLLM2)
-    decode("SmolLM2-135M shape", big, batch=8, context=128, tokens=12, threads=2, rounds=2)
+    decode("SmolLM2-135M shape", big, batch=8, context=128, tokens=12, threads=2, rounds=3)
 
 
 if __name__ == "__main__":

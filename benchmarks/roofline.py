@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 

@@ -78,12 +78,14 @@ def project(weights: Weights, layer: Layer, x: Tensor, rotations: Tensor) -> tup
     s = weights.spec
     h = rms(x, s.eps)
     flat = torch.mm(h, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
-    qkv = flat.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
-    turned = qkv[:, : s.heads + s.kv_heads]
+    turning = s.heads + s.kv_heads
+    qkv = flat.view(-1, turning + s.kv_heads, s.head_dim)
+    turned = qkv[:, :turning]
     if layer.qk_norm is not None:
         turned.copy_(F.rms_norm(turned, (s.head_dim,), None, s.eps).mul_(layer.qk_norm))
-    torch.view_as_complex(turned.unflatten(-1, (-1, 2))).mul_(rotations)
-    return qkv[:, : s.heads], turned[:, s.heads :], qkv[:, s.heads + s.kv_heads :]
+    pairs = flat.view(-1, turning + s.kv_heads, s.head_dim // 2, 2)
+    torch.view_as_complex(pairs)[:, :turning].mul_(rotations)
+    return qkv[:, : s.heads], turned[:, s.heads :], qkv[:, turning:]
 
 
 def finish(weights: Weights, layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class KVPool:
         self.rows = self.positions = 0
         self.keys: list[Tensor] = [torch.empty(0)] * spec.layers
         self.values: list[Tensor] = [torch.empty(0)] * spec.layers
+        self._lines = torch.empty(0)
         self._token_bytes = spec.kv_bytes
 
     @torch.inference_mode()
@@ -59,13 +60,14 @@ class KVPool:
                 self.keys[i][(*old, slice(None), slice(0, self.positions))] = keys
                 self.values[i][(*old, slice(0, self.positions))] = values
         self.rows, self.positions = rows, positions
+        self._lines = torch.arange(self.kv_heads * self.dim) * positions  # where a row's lines of keys begin
 
     def places(self, rows: Tensor, positions: Tensor) -> Places:
         """Places of tokens at (row, position), both (N,)."""
-        lines = self.kv_heads * self.dim  # of keys, in a row
-        heads = rows.unsqueeze(1) * self.kv_heads + torch.arange(self.kv_heads)
-        keys = (rows * (lines * self.positions) + positions).unsqueeze(1) + torch.arange(lines) * self.positions
-        return Places(keys.flatten(), (heads * self.positions + positions.unsqueeze(1)).flatten())
+        per_head = rows * (self.kv_heads * self.positions)
+        keys = (per_head * self.dim + positions).unsqueeze(1) + self._lines
+        values = (per_head + positions).unsqueeze(1) + self._lines[: self.kv_heads]
+        return Places(keys.flatten(), values.flatten())
 
     def write(self, layer: int, places: Places, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values (N, K, d) of the tokens for which `places` was made."""

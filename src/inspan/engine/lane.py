@@ -90,6 +90,7 @@ class Lane:
         self._decoding = np.zeros(0, dtype=np.int64)
         self._special: list[Request] = []
         self._plain, self._shaped = True, False
+        self._cut_cost = CALL_BYTES * weights.spec.layers / weights.spec.kv_bytes
         self._cuts, self._cuts_age = np.zeros(1, dtype=np.int64), 0
 
     @property
@@ -274,8 +275,11 @@ class Lane:
         """Spans of the decode block; where they are cut is decided anew every few steps."""
         reach = np.ones(block, dtype=np.int64)  # holes need nothing
         reach[self._decoding] = self.slots.length[self._decoding] + 1
+        most = int(reach.max())
+        if block * most <= self._cut_cost:
+            return [Span(0, block, most)]
         if self._cuts_age <= 0:
-            self._cuts = cut(reach, CALL_BYTES * self.weights.spec.layers / self.weights.spec.kv_bytes)
+            self._cuts = cut(reach, self._cut_cost)
             self._cuts_age = RECUT
         self._cuts_age -= 1
         starts = self._cuts[self._cuts < block]
