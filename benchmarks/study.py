@@ -50,6 +50,22 @@ def scores(outs: dict[int, Path], arm: str, kind: str | None, figure: str) -> di
     return found
 
 
+def sweep(outs: dict[str, dict[int, Path]], budgets: Iterable[int]) -> None:
+    """Item F1 and critical steps on wide tasks, of single agent and swarm, under each budget of critical steps."""
+    for arm, found in outs.items():
+        for budget in budgets:
+            rows = [_evaluated(out, budget)["by_kind"]["wide"]["trained"] for out in found.values()]
+            means = {figure: round(fmean(row[figure] for row in rows), 4) for figure in ("item_f1", "critical_steps")}
+            say(what="budget", arm=arm, budget=budget, seeds=len(rows), **means)
+
+
+def _evaluated(out: Path, budget: int) -> dict[str, Any]:
+    settings = [f"limits.critical_steps={budget}", 'eval.arms={ trained = { policy = "policy" } }']
+    extra = [part for text in settings for part in ("--set", text)]
+    command = [sys.executable, "-m", "inspan", "eval", str(out), *extra, "--json"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
 def say(**row: Any) -> None:
     """One row of output."""
     print(json.dumps(row), flush=True)
@@ -61,6 +77,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
+    parser.add_argument("--budgets", type=int, nargs="*", default=[6, 8, 10, 14, 20, 30, 44])
     parser.add_argument("--set", action="append", default=[], dest="settings", help="passed to every training")
     options = parser.parse_args(arguments)
     outs = {arm: {s: train(arm, s, options.out, options.settings) for s in options.seeds} for arm in options.arms}
@@ -78,6 +95,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
             )
             row = {"mean": round(delta.mean, 4), "low": round(delta.low, 4), "high": round(delta.high, 4)}
             say(what="swarm item F1 minus", arm=other, kind=kind or "all", tasks=delta.n, **row)
+    sweep({arm: found for arm, found in outs.items() if arm in ("swarm", "single")}, options.budgets)
 
 
 if __name__ == "__main__":

@@ -170,3 +170,14 @@ def test_a_name_is_the_same_tokens_wherever_it_stands(renderer: ChatML) -> None:
         assert any(whole[i : i + len(name)] == name for i in range(len(whole)))
     assert all(len(ids(text)) == 1 for text in SCAFFOLD)
     assert tokenizer.decode(ids("a <tool_call>\né (12) | x")) == "a <tool_call>\né (12) | x"
+
+
+@pytest.mark.parametrize("split", atlas.SPLITS)
+def test_the_experts_query_finds_the_page_among_three(split: str) -> None:
+    world = build(atlas.entities(split), seed=0, layouts=(INFOBOX, PROSE))
+    library = Expert(world, random.Random(0), CLEAN).tools.library
+    found = [
+        ref in {d.id for d, _ in library.index.search(f"(1) {name} {world.label(attribute)}", 3)}
+        for (name, attribute), ref in world.refs.items()
+    ]
+    assert sum(found) >= 0.99 * len(found)

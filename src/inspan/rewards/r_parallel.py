@@ -1,7 +1,7 @@
 """`r_parallel`: pays for parallel sub-agents; cures serial collapse (K2.5 report, arXiv 2602.02276).
 
 It scores concurrency, clip((W - 1) / (W_max - 1), 0, 1) with W = assigned tasks / stages with an assignment, not the
-number of assignments: a count lets serial spawning earn it, as `r_parallel_count` shows in the failure zoo.
+number of assignments: a count lets serial spawning earn it, as `r_parallel_count` is there to show.
 """
 
 from __future__ import annotations

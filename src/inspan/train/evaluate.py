@@ -29,16 +29,12 @@ ARM_KEYS = (
 )  # fmt: skip
 
 
-async def run_arm(
-    stack: Stack, name: str, arm: Arm, tasks: Sequence[Task], *, critical_steps: int | None = None
-) -> list[Rollout]:
+async def run_arm(stack: Stack, name: str, arm: Arm, tasks: Sequence[Task]) -> list[Rollout]:
     """All rollouts of an arm: each task `eval.seeds` times, `rollout.concurrency` at once."""
     recipe = stack.recipe
     await stack.ensure(arm.policy)
     spec = arm.harness or recipe.harness
-    runner = stack.runner(
-        spec, _arm_roles(recipe, spec, arm.policy), temperature=recipe.eval.temperature, critical_steps=critical_steps
-    )
+    runner = stack.runner(spec, _arm_roles(recipe, spec, arm.policy), temperature=recipe.eval.temperature)
     home = LocalExecutor(runner)
     try:
         groups = await run_tasks(
@@ -65,15 +61,13 @@ def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
 
 
 async def evaluate_arms(
-    stack: Stack, arms: dict[str, Arm], progress: Progress, *, splits: Sequence[str] | None = None
+    stack: Stack, arms: dict[str, Arm], progress: Progress
 ) -> tuple[dict[str, Any], dict[str, list[Rollout]]]:
     """The tables of a summary (`arms`, `by_kind`, `by_split`), and the rollouts of each arm on the held-out split."""
     recipe = stack.recipe
     tables: dict[str, Any] = {"arms": {}, "by_kind": {}, "by_split": {}}
     kept: dict[str, list[Rollout]] = {}
     for split, tasks in stack.environment.held_out.items():
-        if splits is not None and split not in splits:
-            continue
         for name, arm in arms.items():
             progress.phase(f"evaluating {name.replace('_', ' ')} on {split.replace('_', ' ')}")
             rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks])

@@ -29,6 +29,7 @@ from inspan.progress import Progress
 from inspan.rewards.detectors import detect, observe
 from inspan.rewards.reward_set import RewardSet
 from inspan.rollout.dispatcher import Dispatcher, DispatchSettings, Group, next_life
+from inspan.rollout.executor import LocalExecutor
 from inspan.tasks.base import Task
 from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
 from inspan.trace.records import Scored
@@ -36,7 +37,7 @@ from inspan.trace.store import TraceStore
 from inspan.train.environment import make_environment
 from inspan.train.evaluate import evaluate_arms, per_task, write_json
 from inspan.train.figures import rollout_success, trajectory, update_figures
-from inspan.train.setup import POLICY, Stack, build_stack, executor, roles_at
+from inspan.train.setup import POLICY, Stack, build_stack, roles_at
 
 READ_EVERY = 10  # updates between trajectories that are kept to be read
 READ_GROUPS = 3
@@ -97,7 +98,7 @@ class Trainer:
         self._draws = random.Random(f"draws {recipe.seed}")
         runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0))
         self.dispatcher = Dispatcher(
-            executor(runner),
+            LocalExecutor(runner),
             self._next_task,
             _dispatching(recipe),
             seed=recipe.seed,

@@ -14,7 +14,6 @@ from inspan.errors import RecipeError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.renderers import renderer_for
-from inspan.rollout.executor import LocalExecutor
 from inspan.rollout.fingerprint import Fingerprint, fingerprint
 from inspan.rollout.load import LoadedHarness, load_harness
 from inspan.rollout.run import Runner
@@ -44,11 +43,10 @@ class Stack:
             self._loaded[spec] = load_harness(spec, self.recipe.python_path)
         return self._loaded[spec]
 
-    def limits(self, critical_steps: int | None = None) -> Limits:
+    def limits(self) -> Limits:
         """The recipe's limits; the gateway is the hard stop."""
         limits = self.recipe.limits
-        steps = limits.critical_steps if critical_steps is None else critical_steps
-        return Limits(steps, limits.tokens or None, limits.calls, limits.width)
+        return Limits(limits.critical_steps, limits.tokens or None, limits.calls, limits.width)
 
     def fingerprint(self, harness: LoadedHarness) -> Fingerprint:
         """What must be equal for two results to be comparable."""
@@ -61,14 +59,7 @@ class Stack:
             system_prompt=harness.system_prompt,
         )
 
-    def runner(
-        self,
-        spec: str,
-        roles: list[Role],
-        *,
-        temperature: float | None = None,
-        critical_steps: int | None = None,
-    ) -> Runner:
+    def runner(self, spec: str, roles: list[Role], *, temperature: float | None = None) -> Runner:
         """A runner of rollouts in a harness; `roles[0]` speaks for the root session."""
         sampling = self.recipe.sampling
         harness = self.harness(spec)
@@ -76,7 +67,7 @@ class Stack:
             gateway=self.gateway,
             harness=harness,
             roles=roles,
-            limits=self.limits(critical_steps),
+            limits=self.limits(),
             sampling=SamplingParams(
                 max_tokens=sampling.max_tokens,
                 temperature=sampling.temperature if temperature is None else temperature,
@@ -89,11 +80,10 @@ class Stack:
             version=lambda: self.engine.version(POLICY),
         )
 
-    async def ensure(self, policy: str) -> str:
-        """See that the engine serves a policy: a known name, or the directory of a model. Returns its name."""
+    async def ensure(self, policy: str) -> None:
+        """See that the engine serves a policy: a known name, a shipped model, or the directory of one."""
         if policy not in self.engine.policies and not self._outside(policy):
             await self.engine.load(policy, WeightsRef(0, path=str(model_directory(policy))))
-        return policy
 
     def _outside(self, policy: str) -> bool:
         return any(agent.base_url and agent.policy == policy for agent in self.recipe.agents.values())
@@ -139,8 +129,3 @@ def roles_at(agents: dict[str, Agent], progress: float) -> list[Role]:
         reached = [stage.policy for stage in agent.stages if stage.from_ <= progress]
         roles.append(Role(name, reached[-1] if reached else agent.policy, agent.trainable))
     return roles
-
-
-def executor(runner: Runner) -> LocalExecutor:
-    """Where the rollouts of a runner run."""
-    return LocalExecutor(runner)

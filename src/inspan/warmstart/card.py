@@ -31,7 +31,7 @@ Made by `inspan warmstart recipes/base/{recipe.name}.toml` (seed {recipe.seed});
 
 **Data.** Demonstrations of a scripted expert in the real environment, {1 - recipe.real_share:.0%} of them in
 {recipe.worlds} made-up worlds (names glued from place names, values at random) and the rest over the countries and
-cities of the training split. No held-out entity, and no attribute word or layout of the unseen split, ever occurs.
+cities of the training split. No held-out entity is drawn for it, and no attribute word or layout of the unseen split.
 
 **Habits of the last phase.** Premature answers in {last.habits.premature:.0%} of the episodes, a look-up missed with
 probability {last.habits.miss:.0%}; sub-agents premature in {last.subagent_habits.premature:.0%}. Orchestrator

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,17 +176,3 @@ class Expert:
 
     def _chance(self, rate: float) -> bool:
         return self.rng.random() < rate
-
-
-def findable(world: World, library: Library, results: int = 3) -> float:
-    """The share of listed pages that the expert's query finds among the first `results`."""
-    hits = [
-        ref in {d.id for d, _ in library.index.search(f"{name} {world.label(attribute)}", results)}
-        for (name, attribute), ref in world.refs.items()
-    ]
-    return sum(hits) / len(hits)
-
-
-def names_in(tasks: Sequence[Task]) -> set[str]:
-    """All entities that tasks ask for or answer with."""
-    return {row[0] for task in tasks for row in (task.answer or ()) if not isinstance(task.answer, str)}
