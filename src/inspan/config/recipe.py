@@ -123,6 +123,12 @@ class Recipe(Section):
         for name, arm in self.eval.arms.items():
             if arm.harness:
                 check_name(arm.harness, HARNESSES, f"harness of eval.arms.{name}")
+        if self.sampling.top_p != 1.0:
+            raise PydanticCustomError(
+                "combo",
+                "sampling.top_p = {top_p}: the learner cannot reproduce a truncated distribution; set it to 1",
+                {"top_p": self.sampling.top_p},
+            )
         if 0 < self.limits.tokens <= self.sampling.max_tokens:
             raise PydanticCustomError(
                 "combo",

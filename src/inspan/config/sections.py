@@ -222,7 +222,9 @@ class Sampling(Section):
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
         default=1.0, description="1 [C]. Greedy samples cannot be trained on."
     )
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="Must be 1: the learner cannot reproduce the log-probs of a truncated distribution."
+    )
     max_tokens: Positive = Field(default=320, description="Most tokens of one assistant turn.")
 
 
