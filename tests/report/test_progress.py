@@ -117,3 +117,9 @@ def test_a_summary_without_arms_says_so():
     out = io.StringIO()
     print_summary({"arms": None}, Console(file=out))
     assert out.getvalue() == "no arm was evaluated\n"
+
+
+def test_what_never_started_tells_no_time() -> None:
+    lines: list[str] = []
+    PlainProgress(lines.append).finish(None)
+    assert lines == []

@@ -123,7 +123,8 @@ class PlainProgress:
 
     def finish(self, summary: Any = None) -> None:
         """See `Progress.finish`."""
-        self._write(f"{self._state.done} of {self._state.total} updates in {duration(self._state.elapsed)}")
+        if self._state.total:  # else it was stopped before it started, or it only evaluated
+            self._write(f"{self._state.done} of {self._state.total} updates in {duration(self._state.elapsed)}")
 
 
 class LiveProgress:
