@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT ?= 0
 export PYTHON
 
-.PHONY: help demo test test-slow lint types floors docs bench study install dev clean
+.PHONY: help demo test test-slow lint types floors docs bench zoo study install dev clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -38,6 +38,9 @@ docs: $(VENV)/.dev ## write docs/recipes.md anew
 
 bench: $(VENV)/.dev ## every benchmark, one JSON object a row
 	$(BIN)/python -m benchmarks
+
+zoo: $(VENV)/.dev ## faulty recipes beside their cures, and what the detectors see
+	$(BIN)/python -m benchmarks.zoo
 
 study: $(VENV)/.dev ## the arms of the README's table over three seeds; takes hours
 	$(BIN)/python -m benchmarks.study

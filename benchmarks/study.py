@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.runs import Run, train_all
+
 from inspan.bench.paired import paired_difference
 
-ROOT = Path(__file__).resolve().parent.parent
 RECIPES = {
     "swarm": "recipes/swarm.toml",
     "single": "recipes/single.toml",
@@ -27,17 +28,6 @@ RECIPES = {
     "joint": "recipes/study/joint.toml",
 }
 FIGURES = ("item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "critical_path_s")
-
-
-def train(arm: str, seed: int, folder: Path, settings: list[str]) -> Path:
-    """Run an arm unless it is finished; a stopped one is resumed."""
-    out = folder / f"{arm}-{seed}"
-    if not (out / "summary.json").exists():
-        resume = ["--resume"] if (out / "recipe.toml").exists() else []
-        extra = [part for text in settings for part in ("--set", text)]
-        command = [sys.executable, "-m", "inspan", "train", str(ROOT / RECIPES[arm]), "--out", str(out)]
-        subprocess.run([*command, "--seed", str(seed), *extra, *resume], check=True, stdout=sys.stderr)
-    return out
 
 
 def scores(outs: dict[int, Path], arm: str, kind: str | None, figure: str) -> dict[tuple[str, int], float]:
@@ -66,6 +56,10 @@ def _evaluated(out: Path, budget: int) -> dict[str, Any]:
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
+def _run(arm: str, seed: int, options: argparse.Namespace) -> Run:
+    return Run(RECIPES[arm], options.out / f"{arm}-{seed}", seed, tuple(options.settings))
+
+
 def say(**row: Any) -> None:
     """One row of output."""
     print(json.dumps(row), flush=True)
@@ -78,9 +72,12 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--budgets", type=int, nargs="*", default=[6, 8, 10, 14, 20, 30, 44])
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, one thread each")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="passed to every training")
     options = parser.parse_args(arguments)
-    outs = {arm: {s: train(arm, s, options.out, options.settings) for s in options.seeds} for arm in options.arms}
+    made = {(arm, seed): _run(arm, seed, options) for seed in options.seeds for arm in options.arms}
+    found = train_all(made, options.jobs)
+    outs = {arm: {seed: found[arm, seed] for seed in options.seeds} for arm in options.arms}
     columns = {arm: (found, "trained") for arm, found in outs.items()}
     if "swarm" in outs:
         columns["warm start"] = (outs["swarm"], "warm_start")

@@ -151,7 +151,9 @@ class Trainer:
             **self._rollout_figures(groups, collected - started),
             "learn_s": learnt["seconds"],
         }
-        self.window.append(observe(scored, batch.credits, entropy=learnt.get("entropy")))
+        metrics["behaviour"] = observe(scored, batch.credits, entropy=learnt.get("entropy"))
+        self.window.append(metrics["behaviour"])
+        metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
         await self.stack.engine.load(POLICY, self.learner.weights())
         metrics["seconds"] = time.monotonic() - started
