@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from inspan.errors import InputError
 from inspan.gateway.render import ChatML
 from inspan.learner.checkpoint import latest, load_checkpoint, save_checkpoint
+from inspan.learner.model import prepare
 from inspan.learner.optim import OptimSettings
 from inspan.learner.sft import Example, Phase, Trainer
 from inspan.tasks.facts import atlas, questions
@@ -51,7 +52,7 @@ def run(
     tokenizer = _tokenizer(recipe, folder)
     renderer = ChatML(tokenizer, compact=True)
     vocabulary = tokenizer.get_vocab_size()
-    model = new_model(recipe, vocabulary)
+    model: Any = prepare(new_model(recipe, vocabulary))
     phases = [_phase(recipe, section, renderer, vocabulary) for section in recipe.phases]
     trainer = Trainer(model, phases, seed=recipe.seed, token_budget=MICRO_TOKENS)
     checkpoints = folder / "checkpoints"
