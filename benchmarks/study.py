@@ -16,9 +16,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.runs import Run, train_all
+from benchmarks.runs import ROOT, Run, train_all
 
+from inspan.bench.curve import first_reached
 from inspan.bench.paired import paired_difference
+from inspan.config import load
+from inspan.train.environment import HELD_OUT, make_environment
 
 RECIPES = {
     "swarm": "recipes/swarm.toml",
@@ -27,6 +30,7 @@ RECIPES = {
     "lambda-constant": "recipes/study/lambda-constant.toml",
     "joint": "recipes/study/joint.toml",
 }
+WIDE_ONLY = ("tasks.held_out_kinds={ wide = 1 }", "tasks.held_out=48", "eval.tasks=48", 'eval.splits=["held_out"]')
 FIGURES = ("item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "critical_path_s")
 
 
@@ -40,17 +44,34 @@ def scores(outs: dict[int, Path], arm: str, kind: str | None, figure: str) -> di
     return found
 
 
-def sweep(outs: dict[str, dict[int, Path]], budgets: Iterable[int]) -> None:
-    """Item F1 and critical steps on wide tasks, of single agent and swarm, under each budget of critical steps."""
+def sweep(outs: dict[str, dict[int, Path]], budgets: list[int]) -> None:
+    """Item F1 and critical steps on wide tasks (8 to 10 entities) under each budget of critical steps, and the ratio of
+    single agent to swarm at the F1 that both reach."""
+    curves: dict[str, list[tuple[float, float]]] = {}
     for arm, found in outs.items():
         for budget in budgets:
             rows = [_evaluated(out, budget)["by_kind"]["wide"]["trained"] for out in found.values()]
             means = {figure: round(fmean(row[figure] for row in rows), 4) for figure in ("item_f1", "critical_steps")}
+            curves.setdefault(arm, []).append((means["critical_steps"], means["item_f1"]))
             say(what="budget", arm=arm, budget=budget, seeds=len(rows), **means)
+    if {"swarm", "single"} <= set(curves):
+        reached = min(max(f1 for _, f1 in curve) for curve in curves.values())
+        steps = {arm: round(first_reached(curve, reached), 2) for arm, curve in curves.items()}
+        ratio = round(steps["single"] / steps["swarm"], 2)
+        say(what="critical steps at equal item F1", item_f1=reached, ratio=ratio, bound=round(bound(), 2), **steps)
+
+
+def bound() -> float:
+    """What perfect play would save: a search and a read for each fact and an answer, against two calls of an
+    orchestrator and one sub-agent for each entity."""
+    tasks = make_environment(load(ROOT / RECIPES["swarm"], WIDE_ONLY)).held_out[HELD_OUT]
+    facts = [len(task.meta["attributes"]) for task in tasks]
+    alone = [2 * len(task.meta["names"]) * n + 1 for task, n in zip(tasks, facts, strict=True)]
+    return fmean(alone) / fmean(2 * n + 1 + 2 for n in facts)
 
 
 def _evaluated(out: Path, budget: int) -> dict[str, Any]:
-    settings = [f"limits.critical_steps={budget}", 'eval.arms={ trained = { policy = "policy" } }']
+    settings = [f"limits.critical_steps={budget}", 'eval.arms={ trained = { policy = "policy" } }', *WIDE_ONLY]
     extra = [part for text in settings for part in ("--set", text)]
     command = [sys.executable, "-m", "inspan", "eval", str(out), *extra, "--json"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from inspan.config import Recipe, load
-from inspan.errors import InputError
+from inspan.errors import InputError, RecipeError
 from inspan.learner.checkpoint import latest
 from inspan.trace.store import TraceStore
 from inspan.train import evaluate, run
@@ -166,6 +166,17 @@ def test_a_finished_run_can_be_evaluated_again(recipe: Recipe, tmp_path: Path) -
     assert again["arms"] == summary["arms"]
     with pytest.raises(InputError, match="has no weights"):
         evaluate(recipe, run=tmp_path, progress=Silent())
+
+
+def test_a_held_out_split_that_is_not_there_is_named(project: Path) -> None:
+    with pytest.raises(RecipeError, match="no held-out split 'unseen_layuot'"):
+        evaluate(
+            load(
+                project / "recipe.toml", ['eval.splits=["unseen_layuot"]', 'eval.arms={ a = { policy = "policy@v0" } }']
+            ),
+            run=None,
+            progress=Silent(),
+        )
 
 
 def test_own_tasks_are_held_out_by_mark_or_by_the_last_fifth(project: Path) -> None:

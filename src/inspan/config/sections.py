@@ -362,6 +362,7 @@ class Eval(Section):
     tasks: Positive = Field(default=96, description="Held-out tasks an arm.")
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(default=0.0, description="0: greedy.")
     seeds: Positive = Field(default=1, description="Passes over the tasks, each with its own seed.")
+    splits: list[str] = Field(default=[], description="`held_out`, `unseen_layout`; empty: all there are.")
     arms: dict[str, Arm] = Field(
         default={"warm_start": Arm(policy="policy@v0"), "trained": Arm()},
         description="Rows of the result table, by name.",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inspan.config import Arm, Recipe
 from inspan.engine.base import WeightsRef
-from inspan.errors import InputError
+from inspan.errors import InputError, RecipeError
 from inspan.gateway.base import Role
 from inspan.learner.checkpoint import latest
 from inspan.learner.store import read_weights
@@ -67,7 +67,7 @@ async def evaluate_arms(
     recipe = stack.recipe
     tables: dict[str, Any] = {"arms": {}, "by_kind": {}, "by_split": {}}
     kept: dict[str, list[Rollout]] = {}
-    for split, tasks in stack.environment.held_out.items():
+    for split, tasks in _chosen(stack).items():
         for name, arm in arms.items():
             progress.phase(f"evaluating {name.replace('_', ' ')} on {split.replace('_', ' ')}")
             rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks])
@@ -80,6 +80,14 @@ async def evaluate_arms(
                 of_kind = [r for r in rollouts if r.task.kind == kind]
                 tables["by_kind"].setdefault(kind, {})[name] = table_row(of_kind, recipe.limits.width)
     return tables, kept
+
+
+def _chosen(stack: Stack) -> Mapping[str, Sequence[Task]]:
+    """The held-out splits that the recipe asks for. Raises RecipeError for one that is not there."""
+    there, wanted = stack.environment.held_out, stack.recipe.eval.splits
+    if unknown := [name for name in wanted if name not in there]:
+        raise RecipeError(f"no held-out split {unknown[0]!r}", where="eval.splits", hint=f"known: {', '.join(there)}")
+    return {name: tasks for name, tasks in there.items() if not wanted or name in wanted}
 
 
 def table_row(rollouts: Sequence[Rollout], width: int | None) -> dict[str, float]:
