@@ -215,7 +215,7 @@ async def test_a_fault_in_a_step_fails_what_is_in_it_and_nothing_later(llama, mo
     await until(engine, 6)
     lane = engine._lanes["p"]
     with monkeypatch.context() as patch:
-        patch.setattr(lane.pool, "reserve", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        patch.setattr(lane.pool, "places", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
         await asyncio.wait(jobs[:2])
     results = await asyncio.gather(*jobs, return_exceptions=True)
     assert all(isinstance(r, EngineError) and "out of memory" in str(r) for r in results[:2])
@@ -227,7 +227,7 @@ async def test_a_fault_at_admission_fails_that_request(llama, monkeypatch):
     engine = TorchEngine({"p": llama}, slots=2)
     lane = engine._lanes["p"]
     with monkeypatch.context() as patch:
-        patch.setattr(lane, "_reserve", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        patch.setattr(lane, "_fit", lambda *_, **__: (_ for _ in ()).throw(MemoryError()))
         with pytest.raises(EngineError, match="MemoryError"):
             await engine.sample("p", prompt(9, 1), SamplingParams(3, seed=1))
     assert len((await engine.sample("p", prompt(9, 1), SamplingParams(3, seed=1))).tokens) == 3

@@ -1,12 +1,17 @@
 """Keys and values of all rows of one policy. Contract: static tensors, grown in steps; views, never gathers.
 
 Per layer, keys are (row, kv_head, dim, position) and values (row, kv_head, position, dim): with positions last, the
-scores of one query are a sum of whole rows, which a small matrix product does twice as fast. Memory is zeroed, so that
-positions nobody wrote are finite and a mask of −inf makes them vanish.
+scores of one query are a sum of whole rows, which a small matrix product does twice as fast. Positions nobody wrote are
+zero, so that they are finite and a mask of −inf makes them vanish; they take no memory, since they are the system's
+zero page until something is written there. Every row has as many positions as the longest one needs, so what must give
+way is the number of rows in use: `affordable` says how many there may be.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +19,23 @@ from torch import Tensor
 
 from inspan.engine.weights import ModelSpec
 
-FIRST_BYTES = 64 << 20
-"""A pool begins with up to 256 positions where these many bytes hold them: small models then seldom grow."""
+FIRST = 256
+"""Positions that a pool begins with."""
 
 
 def round_up(number: int, step: int) -> int:
     """The smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
+
+
+def zeros(*shape: int) -> Tensor:
+    """Float32 zeros of which only the pages that are written to take memory; all of it goes back when they are freed.
+
+    The allocator behind torch.zeros writes every page, and keeps freed blocks of less than 32 MiB in its heap.
+    """
+    size = math.prod(shape)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, max(4 * size, 1), **private), dtype=torch.float32, count=size).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +47,36 @@ class Places:
 
 
 class KVPool:
-    """KV of up to `rows` sequences; `step` is the granularity in positions by which it grows."""
+    """KV of `rows` sequences; `step` is the granularity in positions by which it grows, `budget` what it may take."""
 
-    def __init__(self, spec: ModelSpec, *, step: int = 64) -> None:
-        self.kv_heads, self.dim, self.step = spec.kv_heads, spec.head_dim, step
-        self.rows = self.positions = 0
+    def __init__(self, spec: ModelSpec, *, rows: int, budget: int, step: int = 64) -> None:
+        self.kv_heads, self.dim = spec.kv_heads, spec.head_dim
+        self.rows, self.budget, self.step = rows, budget, step
+        self.positions = 0
         self.keys: list[Tensor] = [torch.empty(0)] * spec.layers
         self.values: list[Tensor] = [torch.empty(0)] * spec.layers
         self._lines = torch.empty(0)
         self._token_bytes = spec.kv_bytes
 
+    def grown(self, positions: int) -> int:
+        """How many positions to take on when so many are needed: a third more at least, so as to grow seldom."""
+        return round_up(max(positions, self.positions * 4 // 3, FIRST), self.step)
+
+    def affordable(self, positions: int) -> int:
+        """How many rows of so many positions the budget holds; 0: not even one."""
+        return self.budget // (positions * self._token_bytes)
+
     @torch.inference_mode()
-    def reserve(self, rows: int, positions: int) -> None:
-        """Make room for at least this many rows and positions; what is stored stays."""
-        if rows <= self.rows and positions <= self.positions:
-            return
-        rows = max(rows, self.rows)
-        if positions > self.positions:  # by a third at least, so that growing costs little in the long run
-            first = 256 if 256 * rows * self._token_bytes <= FIRST_BYTES else 0
-            positions = round_up(max(positions, self.positions * 4 // 3, first), self.step)
-        positions = max(positions, self.positions)
-        old = slice(0, self.rows), slice(None)
+    def grow(self, positions: int, kept: Sequence[int]) -> None:
+        """Have this many positions; of row i the first `kept[i]` stay."""
         for i, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[i] = torch.zeros(rows, self.kv_heads, self.dim, positions)
-            self.values[i] = torch.zeros(rows, self.kv_heads, positions, self.dim)
-            if self.rows:
-                self.keys[i][(*old, slice(None), slice(0, self.positions))] = keys
-                self.values[i][(*old, slice(0, self.positions))] = values
-        self.rows, self.positions = rows, positions
+            self.keys[i] = zeros(self.rows, self.kv_heads, self.dim, positions)
+            self.values[i] = zeros(self.rows, self.kv_heads, positions, self.dim)
+            for row, length in enumerate(kept):
+                if length:
+                    self.keys[i][row, ..., :length] = keys[row, ..., :length]
+                    self.values[i][row, :, :length] = values[row, :, :length]
+        self.positions = positions
         self._lines = torch.arange(self.kv_heads * self.dim) * positions  # where a row's lines of keys begin
 
     def places(self, rows: Tensor, positions: Tensor) -> Places:
@@ -96,8 +113,3 @@ class KVPool:
         for keys, values in zip(self.keys, self.values, strict=True):
             keys[row].zero_()
             values[row].zero_()
-
-    @property
-    def bytes(self) -> int:
-        """Memory in use."""
-        return self.rows * self.positions * self._token_bytes

@@ -65,9 +65,19 @@ class Lane:
     """Continuous batching for one policy."""
 
     def __init__(
-        self, weights: Weights, *, version: int, active: int, rows: int, context: int, counters: Counters, fixed: bool
+        self,
+        weights: Weights,
+        *,
+        version: int,
+        active: int,
+        rows: int,
+        context: int,
+        budget: int,
+        counters: Counters,
+        fixed: bool,
     ) -> None:
         self.version, self.active, self.counters, self.fixed = version, active, counters, fixed
+        self.budget = budget  # bytes of KV that rows at rest give way to stay within
         self.slots = Slots(rows, context)
         self.queue: deque[Request] = deque()
         self.requests: list[Request | None] = [None] * rows
@@ -99,7 +109,7 @@ class Lane:
         return bool(self.queue) or self._busy > 0
 
     def _new_pool(self) -> KVPool:
-        return KVPool(self.weights.spec, step=STEP if self.fixed else 64)
+        return KVPool(self.weights.spec, rows=self.slots.rows, budget=self.budget, step=STEP if self.fixed else 64)
 
     def publish(self, weights: Weights, version: int) -> None:
         """Swap weights of the same shape in: running requests go on with their KV, cached prefixes are gone."""
@@ -190,7 +200,7 @@ class Lane:
                 return False
             row, source, request.cached = placement.row, placement.source, placement.reused
         self.counters.reused_tokens += request.cached
-        self._reserve(row, len(request.prompt))
+        self._fit(len(request.prompt) + 1, keep=source)
         if source is not None and source != row:
             self.pool.copy(source, row, request.cached)
         self._seat(request, row)
@@ -208,11 +218,21 @@ class Lane:
         self.counters.prefilled_tokens += 1
         self._refresh()
 
-    def _reserve(self, row: int, length: int) -> None:
-        rows = self.pool.rows
-        while rows <= row:
-            rows = min(max(2 * rows, 8), self.slots.rows)
-        self.pool.reserve(rows, length + 1)
+    def _fit(self, positions: int, keep: int | None = None) -> None:
+        """Have at least so many positions. Longer rows are fewer rows: those at rest beyond the budget are given up.
+
+        `keep` is at rest too, but is about to be copied from.
+        """
+        pool, slots = self.pool, self.slots
+        if positions <= pool.positions:
+            return
+        positions = pool.grown(positions)
+        slots.room = pool.affordable(positions)
+        surplus = (slots.state == State.CACHED) & (np.arange(slots.rows) >= slots.room)
+        if keep is not None:
+            surplus[keep] = False
+        slots.clear(surplus)
+        pool.grow(positions, slots.length.tolist())
 
     def _seat(self, request: Request, row: int) -> None:
         params = request.params
@@ -248,7 +268,7 @@ class Lane:
         # an idle row's write lands where its next token will; one in prefill writes past its prompt
         lengths = np.where(slots.state[:block] == State.PREFILL, slots.target[:block], slots.length[:block])
         if block:
-            self.pool.reserve(self.pool.rows, int(lengths.max()) + 1)
+            self._fit(int(lengths.max()) + 1)
         if not segments:
             tokens, positions, rows, wanted = self.next_token[:block], lengths, np.arange(block), None
         else:

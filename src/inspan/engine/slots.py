@@ -45,6 +45,7 @@ class Slots:
 
     def __init__(self, rows: int, context: int) -> None:
         self.rows, self.context = rows, context
+        self.room = rows  # rows that should suffice: those beyond are taken when nothing at rest can give way
         self.state = np.zeros(rows, dtype=np.int8)
         self.length = np.zeros(rows, dtype=np.int64)
         self.target = np.zeros(rows, dtype=np.int64)
@@ -117,13 +118,15 @@ class Slots:
         return row
 
     def vacant(self, keep: int | None = None) -> int | None:
-        """The lowest free row, else the least recently used cached one other than `keep`."""
+        """The lowest free row within `room`, else the least recently used cached one other than `keep`, else any."""
         free = np.flatnonzero(self.state == State.FREE)
-        if free.size:
+        if free.size and free[0] < self.room:
             return int(free[0])
         cached = np.flatnonzero(self.state == State.CACHED)
         cached = cached[cached != keep] if keep is not None else cached
-        return int(cached[self.used[cached].argmin()]) if cached.size else None
+        if cached.size:
+            return int(cached[self.used[cached].argmin()])
+        return int(free[0]) if free.size else None
 
     def _begin(self, placement: Placement, prompt: np.ndarray) -> Placement:
         row = placement.row

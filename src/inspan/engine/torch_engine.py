@@ -44,8 +44,10 @@ SMALL_PARAMETERS = 8_000_000
 """Up to this size a model begins on one thread: a step is a hundred operations of some 10 µs each."""
 OFF_LOOP_PARAMETERS = 20_000_000
 """Models beyond this size are read in a thread, so that the event loop stays alive."""
-CACHE_BYTES = 512 << 20
-"""How much KV a policy may keep for finished sequences beyond `slots` rows."""
+POOL_BYTES = 256 << 20
+POOL_WEIGHTS = 8
+"""A policy's KV stays within these many bytes, or so many times those of its weights where that is more; running
+requests get what they need beyond it, finished sequences give way."""
 
 
 class TorchEngine:
@@ -53,10 +55,9 @@ class TorchEngine:
 
     `models` maps policy names to sources (a directory, a transformers model, or (config, state dict)); equal sources
     share memory. `slots` is the most requests of a policy that decode at once; finished sequences are kept for prefix
-    reuse in these and in up to `cached` more rows (default: what fits `CACHE_BYTES`, at least 16; memory is only taken
-    as rows and positions come into use). `context_length` 0 means the smallest of the models' own. `max_queue` bounds
-    the requests that wait. `threads` holds while the engine steps; 0 means as many, up to torch's own, as prove best
-    (see `engine.threads`).
+    reuse in these and in up to `cached` more rows (default: as many, at least 16), as far as `POOL_BYTES` go.
+    `context_length` 0 means the smallest of the models' own. `max_queue` bounds the requests that wait. `threads` holds
+    while the engine steps; 0 means as many, up to torch's own, as prove best (see `engine.threads`).
     """
 
     def __init__(
@@ -107,10 +108,6 @@ class TorchEngine:
     def spec(self, policy: str) -> ModelSpec:
         """The shape of a policy's model."""
         return self._lane(policy).weights.spec
-
-    def memory(self) -> int:
-        """Bytes of KV in use, over all policies."""
-        return sum(lane.pool.bytes for lane in self._lanes.values())
 
     async def sample(self, policy: str, prompt: Tokens, params: SamplingParams, watch: Watch | None = None) -> Sample:
         """Sample one continuation of `prompt`; see `engine.base.Engine.sample`."""
@@ -206,16 +203,14 @@ class TorchEngine:
             raise EngineError(f"no policy {policy!r}", hint=f"known: {known}") from None
 
     def _open(self, name: str, weights: Weights, version: int) -> None:
-        cached = self._cached
-        if cached is None:
-            affordable = CACHE_BYTES // max(weights.spec.kv_bytes * self._context, 1)
-            cached = min(max(affordable, 16), 8 * self.slots)
+        cached = max(self.slots, 16) if self._cached is None else max(self._cached, 1)
         self._lanes[name] = Lane(
             weights,
             version=version,
             active=self.slots,
-            rows=self.slots + max(cached, 1),
+            rows=self.slots + cached,
             context=self._context,
+            budget=max(POOL_BYTES, POOL_WEIGHTS * 4 * weights.spec.parameters),
             counters=self.counters,
             fixed=self.deterministic,
         )
