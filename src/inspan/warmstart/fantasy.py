@@ -10,7 +10,16 @@ from collections.abc import Sequence
 
 from inspan.tasks.facts.world import INFOBOX, PROSE, Entity, Layout, World, build
 
-LAYOUTS = (INFOBOX, PROSE, Layout("{attribute} of {name}: {value}"), Layout("{name}: {attribute} = {value}"))
+LAYOUTS = (
+    INFOBOX,
+    PROSE,
+    Layout("{attribute} of {name}: {value}"),
+    Layout("{name}: {attribute} = {value}"),
+    Layout("{attribute} ({name}) = {value}"),
+    Layout("{name} [{attribute}] {value}"),
+    Layout("{name} has {value} as {attribute}."),
+    Layout("{value} - {attribute}, {name}"),
+)
 _NOUNS = """
 anthem mayor river crop founder patron motto saint harbour bridge festival dialect export flower bird animal
 stone climate airport railway stadium museum drink dish dance sport flag colour league senate judge bishop
@@ -45,14 +54,14 @@ def fantasy_world(rng: random.Random, names: Sequence[str], *, countries: int = 
     for _ in range(cities):
         values = {link: rng.choice(made[:countries]).name, "population": _digits(rng, names)}
         made.append(Entity(fresh(), "city", values, links=(link,)))
-    layouts = (INFOBOX, PROSE) if rng.random() < 0.4 else LAYOUTS
+    layouts = (INFOBOX, PROSE) if rng.random() < 0.5 else LAYOUTS
     return build(made, seed=rng.getrandbits(60), layouts=layouts, long_share=0.12)
 
 
 def _attributes(rng: random.Random, count: int) -> list[str]:
     made: list[str] = []
     while len(made) < count:
-        word = " ".join(rng.sample(WORDS, rng.choice((1, 1, 2))))
+        word = rng.choice((" ", " ", " of ")).join(rng.sample(WORDS, rng.choice((1, 1, 2))))
         if word not in made and word != "population":
             made.append(word)
     return made
