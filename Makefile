@@ -4,9 +4,6 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 RECIPE ?= recipes/swarm.toml
 
-# Spinning OpenMP threads starve a busy machine; torch reads these when it starts.
-export OMP_WAIT_POLICY ?= passive
-export GOMP_SPINCOUNT ?= 0
 export PYTHON
 
 .PHONY: help demo test test-slow lint types floors docs bench zoo study install dev clean

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import time
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+import inspan  # noqa: F401 (before torch: it sets how OpenMP threads wait)
 
+# isort: split
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+import inspan  # noqa: F401 (before torch: it sets how OpenMP threads wait)
 
+# isort: split
 import numpy as np
 import torch
 from torch import Tensor

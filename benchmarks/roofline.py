@@ -9,14 +9,13 @@ memory traffic (weights once, every active sequence's keys and values once) at t
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+import inspan  # noqa: F401 (before torch: it sets how OpenMP threads wait)
 
+# isort: split
 import torch
 
 from inspan.engine.weights import ModelSpec

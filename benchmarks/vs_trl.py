@@ -15,14 +15,13 @@ import argparse
 import asyncio
 import copy
 import json
-import os
 import tempfile
 from dataclasses import replace
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+import inspan  # noqa: F401 (before torch: it sets how OpenMP threads wait)
 
+# isort: split
 import torch
 
 from inspan.credit.registry import credit_batch

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -66,3 +69,21 @@ def test_a_command_that_fails_is_quoted():
     assert machine.works("surely-not-a-command-x") == "not installed"
     assert machine.works("sh", "-c", "echo broken >&2; exit 3") == "broken"
     assert machine.works("true") is None
+
+
+@pytest.mark.parametrize(("spin", "state"), [("20000", "ok"), ("0", "note"), ("INFINITY", "note"), ("9999999", "note")])
+def test_how_idle_threads_wait_is_shown_and_judged(monkeypatch, torch_cpu, spin, state):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setenv("GOMP_SPINCOUNT", spin)
+    found = by_topic(doctor.facts(torch_cpu))["openmp"]
+    assert f"GOMP_SPINCOUNT={spin}" in found.text and found.state == state
+
+
+def test_one_place_sets_how_idle_threads_wait_and_the_environment_wins():
+    code = "import os, inspan\nprint(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    for given, said in (({}, "passive 20000"), ({"GOMP_SPINCOUNT": "7"}, "passive 7")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=bare | given, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == said

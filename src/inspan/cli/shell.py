@@ -34,9 +34,6 @@ class Terminate(KeyboardInterrupt):
 
 def main() -> None:
     """The entry point of the `inspan` script."""
-    # Spinning OpenMP threads starve the rest of a busy machine; this must be set before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     signal.signal(signal.SIGTERM, _terminate)
     from inspan.cli.app import app
 

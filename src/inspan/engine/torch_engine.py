@@ -20,22 +20,16 @@ from pathlib import Path
 from time import perf_counter
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from inspan.engine.base import Sample, SamplingParams, Watch, WeightsRef
-from inspan.errors import EngineError, EngineOverloaded, ModelError, RequestError
-from inspan.trace.records import Tokens
-
-# Idle OpenMP threads that spin long starve a busy neighbour; those that sleep at once make a second thread useless,
-# since waking takes longer than a product. So: spin for some 0.2 ms. Read once, when the runtime starts.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-
 import numpy as np
 import torch
 
+from inspan.engine.base import Sample, SamplingParams, Watch, WeightsRef
 from inspan.engine.lane import Counters, Lane, Request
 from inspan.engine.sampler import spread
 from inspan.engine.threads import ThreadTuner
 from inspan.engine.weights import ModelSpec, Source, Weights, load_weights, read_config, read_state
+from inspan.errors import EngineError, EngineOverloaded, ModelError, RequestError
+from inspan.trace.records import Tokens
 
 SETTLE_TURNS = 1000
 SETTLE_SECONDS = 0.02
