@@ -21,7 +21,7 @@ from making import Maker, solo, swarm
 from inspan.errors import StoreError
 from inspan.trace import packing
 from inspan.trace.records import Call, Node, Scored, Session, Terminal, ToolCall, ToolEvent
-from inspan.trace.store import SCHEMA_VERSION, TraceStore
+from inspan.trace.store import SCHEMA_VERSION, CallRecord, TraceStore
 
 MAIN = Session("s", "main", "policy", True)
 
@@ -132,6 +132,37 @@ def test_a_failed_commit_leaves_nothing_behind_and_the_store_usable(path: Path) 
         store.commit_call("r", call("b", 1), [sampled(1)])
         assert [node.id for node in store.load("r").nodes] == [0, 1]
         assert [c.id for c in store.load("r").calls] == ["a", "b"]
+
+
+def test_calls_committed_together_stand_or_fall_alone(path: Path) -> None:
+    with TraceStore(path) as store:
+        store.finish(solo(id="over"))
+        records = [
+            CallRecord("a", call("a", 0), [sampled(0)], [MAIN]),
+            CallRecord("over", call("late")),
+            CallRecord("b", call("b"), [replace(sampled(0), message={"content": object()})]),
+            CallRecord("c", call("c", 0), [sampled(0, text="\ud800")]),
+        ]
+        faults = store.commit_calls(records)
+        assert [None if fault is None else fault.what for fault in faults] == [
+            None,
+            "rollout 'over' already ended as 'completed' and takes no more records",
+            "a record cannot be written or read: TypeError('object cannot be stored as JSON')",
+            None,
+        ]
+        assert store.load("a") == ([MAIN], [sampled(0)], [call("a", 0)])
+        assert store.load("c").nodes == [sampled(0, text="\ud800")]
+        assert [row.id for row in store.rollouts()] == ["over", "a", "c"]
+
+
+def test_a_fault_of_the_file_is_that_of_every_call(path: Path) -> None:
+    with TraceStore(path, timeout_s=0.01) as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        faults = store.commit_calls([CallRecord("a", call("a")), CallRecord("b", call("b"))])
+        assert all("another process holds the store" in str(fault) for fault in faults)
+        other.close()
+        assert store.commit_calls([CallRecord("a", call("a"))]) == [None]
 
 
 def test_a_discarded_rollout_starts_anew_under_its_id(path: Path) -> None:

@@ -176,10 +176,9 @@ def _ask(raw: bytes, headers: dict[bytes, bytes]) -> Ask:
 
 
 async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes:
-    too_long = RequestError(f"the body is longer than {most} bytes", status=413, code="body_too_large")
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > most:
-        raise too_long
+        raise _too_long(most)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -189,10 +188,14 @@ async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> byt
         part = message.get("body", b"")
         size += len(part)
         if size > most:
-            raise too_long
+            raise _too_long(most)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _too_long(most: int) -> RequestError:
+    return RequestError(f"the body is longer than {most} bytes", status=413, code="body_too_large")
 
 
 async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:

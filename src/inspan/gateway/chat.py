@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
+
 from inspan.errors import RequestError
 from inspan.trace.graph import KeyedMessage, ToolList, content_text
 
@@ -83,6 +85,10 @@ def _begins(messages: Sequence[KeyedMessage], with_: Sequence[KeyedMessage]) -> 
 
 def _load(raw: bytes) -> dict[str, Any]:
     try:
+        return _object(orjson.loads(raw))
+    except ValueError:  # not JSON, or what only the standard library reads: lone surrogates, NaN
+        pass
+    try:
         body = json.loads(raw)
         if b"\\ud" in raw or b"\\uD" in raw:
             body = _whole_characters(body)
@@ -90,6 +96,10 @@ def _load(raw: bytes) -> dict[str, Any]:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
+    return _object(body)
+
+
+def _object(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     return body

@@ -188,7 +188,7 @@ class Exchange:
             if flight.settled:
                 raise
             with suppress(StoreError):  # commit has marked the rollout incomplete
-                live.commit(self.state, flight.ended("cancelled"), None)
+                live.commit_now(self.state, flight.ended("cancelled"))
             raise
         except RequestError as error:
             raise live.refuse(self.state, "tokens", str(error), status=400, code=CONTEXT_CODE) from error
@@ -199,7 +199,7 @@ class Exchange:
             self.state.in_flight -= 1
         if flight.settled:
             raise sealed()
-        return self._record(flight, index, seed, sample, listener)
+        return await self._record(flight, index, seed, sample, listener)
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
@@ -224,10 +224,12 @@ class Exchange:
         self.live.faults[self.fault_key] = str(error)
         self.live.withdraw(self.state, self._laid.leaf, self._serials[index])
         with suppress(StoreError):  # commit has marked the rollout incomplete
-            self.live.commit(self.state, flight.ended("error", str(error)), None)
+            self.live.commit_now(self.state, flight.ended("error", str(error)))
         return error
 
-    def _record(self, flight: Flight, index: int, seed: bytes, sample: Sample, listener: Listener | None) -> Choice:
+    async def _record(
+        self, flight: Flight, index: int, seed: bytes, sample: Sample, listener: Listener | None
+    ) -> Choice:
         if listener is None:
             text, cut = self._renderer.decode(sample.tokens), False
         else:
@@ -241,7 +243,7 @@ class Exchange:
             message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in named]
         if self.request.tool_choice not in (None, "auto"):
             message["tool_choice"] = self.request.tool_choice
-        self._commit(flight, sample, message, calls, finish)
+        await self._commit(flight, sample, message, calls, finish)
         self.cached = max(self.cached, sample.cached_tokens)
         self.completion_tokens += len(sample.tokens)
         logprobs = None
@@ -258,16 +260,17 @@ class Exchange:
             for at, call in enumerate(parsed.calls)
         )
 
-    def _commit(
+    async def _commit(
         self, flight: Flight, sample: Sample, message: Mapping[str, Any], calls: tuple[ToolCall, ...], finish: str
     ) -> None:
         live, record = self.live, self.state.record
         flaw = _flaw(sample, trained=record.trainable)
         if flaw is not None:
             live.faults[self.fault_key] = flaw
-            live.commit(self.state, flight.ended("error", flaw, ok=False), None)
+            live.commit_now(self.state, flight.ended("error", flaw, ok=False))
             raise EngineError(flaw, where=f"policy {record.policy!r}")
         node = None
+        live.settle()
         if sample.tokens:
             node = live.graph.draft_sample(
                 record.id,
@@ -289,7 +292,7 @@ class Exchange:
             len(self.prompt),
             len(sample.tokens),
         )
-        live.commit(self.state, call, node)
+        await live.commit(self.state, call, node)
 
 
 CONTEXT_CODE: Final = "context_length_exceeded"

@@ -29,6 +29,7 @@ from inspan.gateway.chat import ChatRequest
 from inspan.gateway.exchange import Exchange, check_room, sealed
 from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.outside import OutsideExchange
+from inspan.gateway.recorder import Recorder
 from inspan.gateway.render import Renderer
 from inspan.gateway.renderers import scribe_for
 from inspan.gateway.reply import Reply
@@ -64,6 +65,7 @@ class Gateway:
         self._scribes: dict[str, Scribe] = {policy: scribe_for(r) for policy, r in (renderers or {}).items()}
         self._outside = dict(outside or {})
         self._store = store
+        self._recorder = Recorder(store)
         self._live: dict[str, LiveRollout] = {}
         self._keys: dict[bytes, LiveRollout | None] = {}
         self._sealed: deque[bytes] = deque()
@@ -104,7 +106,7 @@ class Gateway:
             seed=seed,
             sampling=sampling,
             default_role=default,
-            store=self._store,
+            recorder=self._recorder,
         )
         self._live[rollout] = live
         self._keys[_hash(key)] = live
@@ -229,9 +231,10 @@ class Gateway:
 
     def _forget(self, live: LiveRollout) -> None:
         """Seal: record what is in flight as cancelled, and keep the key only to answer late calls."""
+        live.settle()
         for flight in list(live.flights):
             with suppress(StoreError):  # commit has marked the rollout incomplete
-                live.commit(flight.state, flight.ended("cancelled"), None)
+                live.commit_now(flight.state, flight.ended("cancelled"))
             flight.call_off()
         live.sealed = True
         digest = _hash(live.grant.key)

@@ -1,4 +1,4 @@
-"""The state of one rollout at the gateway. Contract: no I/O but the commit to the store; no HTTP, no engine.
+"""The state of one rollout at the gateway. Contract: no I/O but what the recorder does; no HTTP, no engine.
 
 Sessions are keyed by (parent tool call, role) and need no announcement: a first request opens its session, under the
 call that it names or at the root. What was recorded here is what `seal` returns.
@@ -21,12 +21,12 @@ from inspan.engine.base import SamplingParams
 from inspan.errors import RequestError, StoreError
 from inspan.gateway.base import Grant, Limits, Role, Trace
 from inspan.gateway.chat import ChatRequest
+from inspan.gateway.recorder import Entry, Recorder
 from inspan.gateway.retries import Replies
 from inspan.gateway.scribe import Laid, Scribe
 from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
 from inspan.trace.steps import StepTree
-from inspan.trace.store import TraceStore
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class LiveRollout:
         seed: int,
         sampling: SamplingParams | None,
         default_role: str,
-        store: TraceStore | None,
+        recorder: Recorder,
     ) -> None:
         self.grant = grant
         self.id = grant.rollout
@@ -87,11 +87,12 @@ class LiveRollout:
         self.complete = True
         self.limit_hit: str | None = None
         self.sealed = False
+        self.waiting = False  # whether a call waits for its commit
         self.faults: dict[object, str] = {}
         self.flights: set[Any] = set()  # choices that the engine is sampling now
         self._default_role = default_role
         self._seed = b"%d" % seed
-        self._store = store
+        self._recorder = recorder
         self._steps = StepTree(width=limits.width)
         self._states: dict[tuple[str | None, str], SessionState] = {}
         self._minted: dict[str, Minted] = {}
@@ -128,6 +129,7 @@ class LiveRollout:
 
     def admit(self, state: SessionState, choices: int) -> int:
         """Begin `choices` turns of a session; returns the first's index. Raises `RequestError` (403) at a limit."""
+        self.settle()
         limits = self.limits
         if limits.calls is not None and self._admitted + choices > limits.calls:
             raise self.refuse(state, "calls", f"{limits.calls} model calls are used up")
@@ -164,7 +166,7 @@ class LiveRollout:
             state.refused = True
             session, turn = state.record.id, state.turns
             call = Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=f"{limit}: {what}")
-            self.commit(state, call, None)
+            self.commit_now(state, call)
         return RequestError(what, status=status, code=code)
 
     # ---- seeds and ids ------------------------------------------------------------------------------------------
@@ -202,33 +204,47 @@ class LiveRollout:
 
     # ---- recording ----------------------------------------------------------------------------------------------
 
-    def commit(self, state: SessionState, call: Call, sampled: Node | None) -> None:
+    async def commit(self, state: SessionState, call: Call, sampled: Node | None) -> None:
         """Make a call durable with all that it stands on, then enter it. Raises `StoreError`, having entered it as
         `ok=False`: then the rollout is incomplete."""
+        await self._recorder.record(self._entry(state, call, sampled))
+
+    def commit_now(self, state: SessionState, call: Call, sampled: Node | None = None) -> None:
+        """`commit` without awaiting anything, for what must not be interrupted."""
+        self._recorder.record_now(self._entry(state, call, sampled))
+
+    def settle(self) -> None:
+        """See that no call of this rollout waits for its commit: before its state is read or its graph extended."""
+        self._recorder.settle(self)
+
+    def enter(self, entry: Entry) -> None:
+        """Take a call in that is durable, or (`entry.fault`) could not be made so."""
+        state, call = entry.state, entry.call
+        if entry.fault is not None:
+            self.complete = False
+            self.calls.append(replace(call, node=None, ok=False, error=str(entry.fault)))
+            self.faults["store", call.id] = str(entry.fault)
+            return
+        if not state.stored:
+            state.stored = True
+            self._recorded.append(state.record)
+        self._committed.update([node.id for node in entry.nodes])
+        if entry.sampled is not None:
+            self.graph.enter(entry.sampled)
+        self.calls.append(call)
+        self._steps.add_call(call)
+        if not call.ok:
+            self.complete = False
+
+    def _entry(self, state: SessionState, call: Call, sampled: Node | None) -> Entry:
+        self.settle()
         nodes = [] if sampled is None else [sampled]
         at = call.context
         while at is not None and at not in self._committed:
             nodes.append(self.graph.nodes[at])
             at = nodes[-1].parent
         nodes.reverse()
-        if self._store is not None:
-            try:
-                self._store.commit_call(self.id, call, nodes, () if state.stored else (state.record,))
-            except StoreError as error:
-                self.complete = False
-                self.calls.append(replace(call, node=None, ok=False, error=str(error)))
-                self.faults["store", call.id] = str(error)
-                raise
-        if not state.stored:
-            state.stored = True
-            self._recorded.append(state.record)
-        self._committed.update(node.id for node in nodes)
-        if sampled is not None:
-            self.graph.enter(sampled)
-        self.calls.append(call)
-        self._steps.add_call(call)
-        if not call.ok:
-            self.complete = False
+        return Entry(self, state, call, sampled, nodes)
 
     def fault(self) -> str | None:
         """The first infrastructure fault that no retry mended."""

@@ -78,12 +78,12 @@ class OutsideExchange:
                 raise
             for flight in self._flights:
                 with suppress(StoreError):  # commit has marked the rollout incomplete
-                    live.commit(state, flight.ended("cancelled"), None)
+                    live.commit_now(state, flight.ended("cancelled"))
             raise
         except RequestError as error:
             if error.status not in _SETUP:  # the request is at fault
                 with suppress(StoreError):  # commit has marked the rollout incomplete
-                    live.commit(state, first.ended("error", str(error)), None)
+                    live.commit_now(state, first.ended("error", str(error)))
                 raise
             raise self._fault(EngineError(f"the outside model refuses us: {error}")) from error
         except Exception as error:
@@ -98,7 +98,7 @@ class OutsideExchange:
     def _fault(self, error: InfrastructureError) -> InfrastructureError:
         self._live.faults[self._fault_key] = str(error)
         with suppress(StoreError):  # commit has marked the rollout incomplete
-            self._live.commit(self._state, self._flights[0].ended("error", str(error)), None)
+            self._live.commit_now(self._state, self._flights[0].ended("error", str(error)))
         return error
 
     def _record(self, index: int, answer: Mapping[str, Any]) -> Choice:
@@ -110,13 +110,14 @@ class OutsideExchange:
         if calls:
             message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls]
         delta = self._scribe.render_made_up(live.graph, flight.leaf, message)
+        live.settle()
         node = live.graph.draft_sample(
             state.record.id, flight.leaf, message, opening=delta, tokens=(), logprobs=(), versions=()
         )
         record = Call(
             flight.call_id, state.record.id, flight.turn, flight.leaf, node.id, finish, calls, self._prompt, len(delta)
         )
-        live.commit(state, record, node)
+        live.commit_now(state, record, node)
         return Choice(index, content, calls, finish)
 
     def _calls(self, flight: Flight, index: int, calls: Any) -> tuple[ToolCall, ...]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from inspan.engine.base import Sample
 from inspan.errors import EngineOverloaded, InspanError, RequestError
 from inspan.trace.records import ToolCall
@@ -55,7 +57,7 @@ class Reply:
 
 def encode_reply(reply: Reply) -> bytes:
     """The body of a reply that is not streamed."""
-    return _dump(
+    return _encode(
         {
             "id": reply.id,
             "object": "chat.completion",
@@ -72,7 +74,14 @@ def encode_reply(reply: Reply) -> bytes:
             ],
             "usage": _usage(reply.usage),
         }
-    ).encode()
+    )
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # a lone surrogate in what the model wrote
+        return _dump(body).encode()
 
 
 def _message(choice: Choice) -> dict[str, Any]:
@@ -194,10 +203,10 @@ def encode_error(error: BaseException) -> bytes:
     elif status == 503:
         code = "infrastructure"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return _dump({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def encode_models(names: Sequence[str], created: int) -> bytes:
     """The body of `/v1/models`."""
     models = [{"id": name, "object": "model", "created": created, "owned_by": "inspan"} for name in names]
-    return _dump({"object": "list", "data": models}).encode()
+    return _encode({"object": "list", "data": models})

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from inspan.errors import StoreError
-from inspan.trace.packing import pack_floats, pack_tokens, pack_versions, unpack_floats, unpack_tokens, unpack_versions
-from inspan.trace.records import Call, Node, Rollout, Scored, Session, Terminal, ToolCall, ToolEvent
+from inspan.trace.records import Call, Node, Rollout, Scored, Session, Terminal, ToolEvent
+from inspan.trace.store_rows import PUT_CALL, PUT_NODE, call_of, call_row, fields, is_record, node_of, node_row, to_json
 
 SCHEMA_VERSION = 1
 _APPLICATION = 0x494E5350  # "INSP"
@@ -47,6 +47,15 @@ class Stored(NamedTuple):
     sessions: list[Session]
     nodes: list[Node]
     calls: list[Call]
+
+
+class CallRecord(NamedTuple):
+    """A call of a rollout, with the nodes and sessions that it brought."""
+
+    rollout: str
+    call: Call
+    nodes: Sequence[Node] = ()
+    sessions: Sequence[Session] = ()
 
 
 class LedgerRow(NamedTuple):
@@ -107,11 +116,21 @@ class TraceStore:
         A sealed rollout, or a call or node id recorded before, is a `StoreError`.
         """
         with self._transaction() as db:
-            key = self._open_key(db, rollout)
-            for session in new_sessions:
-                self._put_session(db, key, session)
-            db.executemany("INSERT INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?)", [_node_row(key, n) for n in new_nodes])
-            db.execute("INSERT INTO calls VALUES (?,?,?)", (key, call.id, _dump(_fields(call))))
+            self._put_calls(db, [CallRecord(rollout, call, new_nodes, new_sessions)])
+
+    def commit_calls(self, records: Sequence[CallRecord]) -> list[StoreError | None]:
+        """`commit_call` for several rollouts in one transaction, which costs little more than one; the fault of each.
+
+        A call that is refused does not touch the others; a fault of the file is everyone's.
+        """
+        try:
+            with self._transaction() as db:
+                self._put_calls(db, records)
+        except StoreError as error:
+            if len(records) == 1 or isinstance(error.__cause__, sqlite3.OperationalError):
+                return [error] * len(records)
+            return [fault for record in records for fault in self.commit_calls([record])]
+        return [None] * len(records)
 
     # ---- the ledger: called by the dispatcher and the trainer ---------------------------------------------------
 
@@ -129,9 +148,8 @@ class TraceStore:
             key = self._open_key(db, rollout.id)
             for session in rollout.sessions:
                 self._put_session(db, key, session)
-            db.executemany("INSERT INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?)", [_node_row(key, n) for n in rollout.nodes])
-            rows = [(key, call.id, _dump(_fields(call))) for call in rollout.calls]
-            db.executemany("INSERT INTO calls VALUES (?,?,?)", rows)
+            db.executemany(PUT_NODE, [node_row(key, node) for node in rollout.nodes])
+            db.executemany(PUT_CALL, [call_row(key, call) for call in rollout.calls])
             self._finish(db, key, rollout)
 
     def discard(self, rollout: str) -> None:
@@ -151,7 +169,7 @@ class TraceStore:
         with self._transaction() as db:
             for one in scored:
                 turns = {str(turn): value for turn, value in one.turn_rewards.items()}
-                text = _dump({"reward": one.reward, "terms": one.terms, "turn_rewards": turns})
+                text = to_json({"reward": one.reward, "terms": one.terms, "turn_rewards": turns})
                 found = db.execute(
                     "UPDATE rollouts SET scored = ? WHERE id = ? AND terminal IS NOT NULL", (text, one.rollout.id)
                 )
@@ -198,8 +216,8 @@ class TraceStore:
             calls = db.execute("SELECT data FROM calls WHERE rollout = ? ORDER BY rowid", (key,)).fetchall()
             return Stored(
                 [Session(**json.loads(row[0])) for row in sessions],
-                [_node(row) for row in nodes],
-                [_call(json.loads(row[0])) for row in calls],
+                [node_of(row) for row in nodes],
+                [call_of(row[0]) for row in calls],
             )
 
     def load_rollout(self, rollout: str, task: Any = None) -> Rollout:
@@ -292,16 +310,27 @@ class TraceStore:
             )
         return row[0]
 
+    def _put_calls(self, db: sqlite3.Connection, records: Sequence[CallRecord]) -> None:
+        nodes, calls = [], []
+        for rollout, call, new_nodes, new_sessions in records:
+            key = self._open_key(db, rollout)
+            for session in new_sessions:
+                self._put_session(db, key, session)
+            nodes += [node_row(key, node) for node in new_nodes]
+            calls.append(call_row(key, call))
+        db.executemany(PUT_NODE, nodes)
+        db.executemany(PUT_CALL, calls)
+
     def _put_session(self, db: sqlite3.Connection, key: int, session: Session) -> None:
-        db.execute("INSERT INTO sessions VALUES (?,?,?)", (key, session.id, _dump(_fields(session))))
+        db.execute("INSERT INTO sessions VALUES (?,?,?)", (key, session.id, to_json(fields(session))))
 
     def _finish(self, db: sqlite3.Connection, key: int, rollout: Rollout) -> None:
-        record = {name: value for name, value in _fields(rollout).items() if name not in Stored._fields}
-        record["task"] = dataclasses.asdict(rollout.task) if _is_record(rollout.task) else rollout.task
-        record["tool_events"] = [_fields(event) for event in rollout.tool_events]
+        record = {name: value for name, value in fields(rollout).items() if name not in Stored._fields}
+        record["task"] = dataclasses.asdict(rollout.task) if is_record(rollout.task) else rollout.task
+        record["tool_events"] = [fields(event) for event in rollout.tool_events]
         db.execute(
             'UPDATE rollouts SET terminal = ?, record = ?, "group" = ? WHERE key = ?',
-            (str(rollout.terminal), _dump(record), rollout.group, key),
+            (str(rollout.terminal), to_json(record), rollout.group, key),
         )
 
     @contextmanager
@@ -361,56 +390,3 @@ _FAULTS = (
     ("unable to open", "the store cannot be opened", "does its directory exist, and may you write there?"),
     ("closed", "the store is closed", "open it again"),
 )
-
-
-def _is_record(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    """A dataclass as a dict, one level deep (`dataclasses.asdict` copies deeply and is ten times slower)."""
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-
-
-def _plain(value: object) -> object:
-    """What JSON cannot hold itself: records, mappings that are no dicts, numbers of numpy."""
-    if _is_record(value):
-        return _fields(value)
-    if hasattr(value, "items"):
-        return dict(value.items())  # type: ignore[attr-defined]
-    if hasattr(value, "item"):
-        return value.item()  # type: ignore[attr-defined]
-    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
-
-
-_encoder = json.JSONEncoder(separators=(",", ":"), default=_plain)
-
-
-def _dump(value: object) -> str:
-    return _encoder.encode(value)  # ASCII: lone surrogates that a model or harness wrote survive SQLite
-
-
-def _node_row(key: int, node: Node) -> tuple[Any, ...]:
-    return (
-        key,
-        node.id,
-        node.session,
-        node.parent,
-        _dump(node.message),
-        pack_tokens(node.tokens),
-        node.start,
-        pack_floats(node.logprobs),
-        pack_versions(node.versions),
-        node.fork,
-    )
-
-
-def _node(row: tuple[Any, ...]) -> Node:
-    _, id_, session, parent, message, tokens, start, logprobs, versions, fork = row
-    ids, probs = unpack_tokens(tokens), unpack_floats(logprobs)
-    return Node(id_, session, parent, json.loads(message), ids, start, probs, unpack_versions(versions), fork)
-
-
-def _call(data: dict[str, Any]) -> Call:
-    data["tool_calls"] = tuple(ToolCall(**call) for call in data["tool_calls"])
-    return Call(**data)
