@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inspan.config import toml
@@ -23,6 +23,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(keys, values, max_size=6))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_reads_back_as_written(data):
     assert tomllib.loads(toml.dumps(data)) == data
 

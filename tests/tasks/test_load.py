@@ -29,7 +29,7 @@ def test_texts_and_tables(tmp_path: Path) -> None:
     ("line", "says"),
     [
         ("{", "not JSON"),
-        ("[1]", "a task is an object"),
+        ("[1]", "a line is an object"),
         ('{"answer": "x"}', "prompt"),
         ('{"prompt": " ", "answer": "x"}', "prompt"),
         ('{"prompt": "x"}', "without an answer"),
@@ -39,6 +39,10 @@ def test_texts_and_tables(tmp_path: Path) -> None:
         ('{"prompt": "x", "answer": [["a"]], "columns": ["a"], "keys": ["z"]}', "not one of the columns"),
         ('{"prompt": "x", "answer": "y", "anwser": "z"}', "unknown key 'anwser'"),
         ('{"prompt": "x", "answer": "y", "meta": 1}', "meta"),
+        ('{"prompt": "x", "answer": "y", "split": "heldout"}', "unknown split 'heldout'"),
+        ('{"prompt": "x", "answer": "y", "id": null}', "id is None"),
+        ('{"prompt": "x", "answer": "y", "id": {"a": 1}}', "id is {'a': 1}"),
+        ('{"prompt": "x", "answer": "y", "kind": true}', "kind is True"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
@@ -48,7 +52,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 
 
 def test_whole_file_faults(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="cannot read"):
+    with pytest.raises(TaskError, match="cannot be read"):
         load_tasks(tmp_path / "none.jsonl")
     with pytest.raises(TaskError, match="empty"):
         load_tasks(write(tmp_path, "", " "))
@@ -58,3 +62,10 @@ def test_whole_file_faults(tmp_path: Path) -> None:
     bad.write_bytes("é".encode("latin-1"))
     with pytest.raises(TaskError, match="not UTF-8"):
         load_tasks(bad)
+
+
+def test_files_from_other_systems_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    rows = ['{"prompt": "a\u2028b", "answer": "x"}', '{"prompt": "c", "answer": "y"}']
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows).encode())
+    assert [task.prompt for task in load_tasks(path)] == ["a\u2028b", "c"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from inspan.config.files import read_rows, read_text
 from inspan.errors import CorpusError
 
 TEXT_ENDINGS = (".txt", ".md", ".markdown", ".rst", ".text")
+_EXAMPLE = '{"id": "…", "text": "…"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +40,15 @@ def load_corpus(path: str | Path) -> list[Document]:
     return documents
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"not UTF-8 (byte {error.start})", where=str(path), hint="convert it with iconv -t utf-8"
-        ) from None
-    except OSError as error:
-        raise CorpusError(str(error.strerror or error), where=str(path)) from None
-
-
 def _from_folder(folder: Path) -> list[Document]:
     files = sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in TEXT_ENDINGS)
-    return [Document(f.relative_to(folder).as_posix(), _text(f)) for f in files]
+    return [Document(f.relative_to(folder).as_posix(), read_text(f, CorpusError)) for f in files]
 
 
 def _from_jsonl(path: Path) -> list[Document]:
     documents = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise CorpusError(f"not JSON: {error}", where=where) from None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise CorpusError('a line needs a "text" string', where=where, hint='{"id": "…", "text": "…"}')
+    for number, where, row in read_rows(path, CorpusError, example=_EXAMPLE):
+        if not isinstance(row.get("text"), str):
+            raise CorpusError('a line needs a "text" string', where=where, hint=_EXAMPLE)
         documents.append(Document(str(row.get("id", number)), row["text"]))
     return documents

@@ -6,28 +6,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from inspan.config.files import read_rows
 from inspan.errors import TaskError
 from inspan.tasks.base import Task
 
 _EXAMPLE = '{"prompt": "What is the capital of Niger?", "answer": "Niamey"}'
+SPLITS = ("train", "held_out")
 _KNOWN = {"id", "prompt", "answer", "kind", "columns", "keys", "split", "meta"}
 
 
 def load_tasks(path: str | Path) -> list[Task]:
     """Read tasks from a JSONL file. Raises `TaskError` naming the line."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"not UTF-8 (byte {error.start})", where=str(path), hint="save it as UTF-8") from None
-    except OSError as error:
-        raise TaskError(f"cannot read the tasks: {error.strerror}", where=str(path), hint=_EXAMPLE) from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    tasks = [_task(line, f"{path}:{number}", number) for number, line in lines]
+    tasks = [_task(row, where, number) for number, where, row in read_rows(path, TaskError, example=_EXAMPLE)]
     if not tasks:
         raise TaskError("the task set is empty", where=str(path), hint=f"one task a line: {_EXAMPLE}")
     seen: set[str] = set()
@@ -38,13 +32,7 @@ def load_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
-def _task(line: str, where: str, number: int) -> Task:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise TaskError(f"not JSON: {error}", where=where, hint=_EXAMPLE) from None
-    if not isinstance(row, dict):
-        raise TaskError(f"a task is an object, not a {type(row).__name__}", where=where, hint=_EXAMPLE)
+def _task(row: dict[str, Any], where: str, number: int) -> Task:
     if unknown := sorted(row.keys() - _KNOWN):
         raise TaskError(f"unknown key {unknown[0]!r}", where=where, hint=f"known: {', '.join(sorted(_KNOWN))}")
     if not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
@@ -57,8 +45,18 @@ def _task(line: str, where: str, number: int) -> Task:
     if not isinstance(meta, dict):
         raise TaskError("meta must be an object", where=where)
     if "split" in row:
+        if row["split"] not in SPLITS:
+            raise TaskError(f"unknown split {row['split']!r}", where=where, hint=f"one of {', '.join(SPLITS)}, or none")
         meta = {**meta, "split": row["split"]}
-    return Task(str(row.get("id", number)), row["prompt"], answer, str(row.get("kind", "task")), columns, keys, meta)
+    name, kind = (_name(row, key, where, default) for key, default in (("id", str(number)), ("kind", "task")))
+    return Task(name, row["prompt"], answer, kind, columns, keys, meta)
+
+
+def _name(row: dict[str, Any], key: str, where: str, default: str) -> str:
+    value = row.get(key, default)
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise TaskError(f"{key} is {value!r}", where=where, hint="give a text or a whole number, or leave it out")
+    return str(value)
 
 
 def _answer(row: dict[str, Any], where: str) -> tuple[Any, tuple[str, ...]]:

@@ -72,7 +72,8 @@ def _plain(world: World, kind: str, rng: random.Random, id: str, count: int, n_a
             rows = _rows(world, names, chosen)
             meta = {"names": names, "attributes": chosen, "hops": 1}
             return _task(world, kind, id, prompt(world, names, chosen), rows, meta)
-    raise TaskError(f"the world has fewer than {count} entities for a {kind} question", where=id)
+    what = f"the world has fewer than {count} entities for a {kind} question"
+    raise TaskError(what, where=id, hint="lower the numbers in tasks.wide or tasks.mixed")
 
 
 def _long(world: World, name: str, attribute: str, kind: str) -> bool:
