@@ -153,13 +153,29 @@ def test_truncation_keeps_what_the_naive_rule_keeps(values, temperature, top_p, 
         top_p=np.array([top_p], dtype=np.float32),
         top_k=np.array([top_k]),
         plain=False,
-        shaped=True,
     )
     mass = torch.softmax(logits[0].double() / (temperature or 1.0), -1).sort(descending=True).values[: top_k or None]
     assume(bool(((mass / mass.sum()).cumsum(-1) - top_p).abs().min() > 1e-5) or top_p == 1)  # no toss-ups
     expected = distribution(logits[0], params)
-    scaled = logits / (temperature or 1.0)
-    kept = torch.softmax(truncate(scaled, draw)[0].double(), -1)
-    assert (kept - expected).abs().max() < 1e-6
+    if temperature:
+        kept = torch.softmax(truncate(logits / temperature, draw.top_p, draw.top_k)[0].double(), -1)
+        assert (kept - expected).abs().max() < 1e-6
     ids, logprobs = sample(logits.clone(), draw)
     assert abs(float(expected[int(ids[0])].log()) - float(logprobs[0])) < 1e-5
+
+
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_greedy_rows_take_the_first_best_token_and_tell_of_broken_logits(others):
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[1, 3, 3, 0], [-inf, -2, -9, -2], [0, nan, 1, 2], [inf, 0, 0, 0], [0, 1, 2, 3]])
+    draw = Draw(
+        keys=np.array([spread(i) for i in range(5)]),
+        counters=np.zeros(5, dtype=np.int64),
+        temperature=np.array([0, 0, 0, 0, others], dtype=np.float32),
+        top_p=np.array([1, 0.3, 1, 1, 1e-6], dtype=np.float32),
+        top_k=np.array([0, 3, 0, 0, 0]),
+        plain=False,
+    )
+    ids, logprobs = sample(logits, draw)
+    assert ids[[0, 1, 4]].tolist() == [1, 1, 3]
+    assert logprobs[[0, 1, 4]].tolist() == [0, 0, 0] and np.isnan(logprobs[[2, 3]]).all()

@@ -99,7 +99,7 @@ class Lane:
         self._leaders: dict[Tokens, Request] = {}
         self._decoding = np.zeros(0, dtype=np.int64)
         self._special: list[Request] = []
-        self._plain, self._shaped = True, False
+        self._plain = True
         self._cut_cost = CALL_BYTES * weights.spec.layers / weights.spec.kv_bytes
         self._cuts, self._cuts_age = np.zeros(1, dtype=np.int64), 0
 
@@ -321,7 +321,6 @@ class Lane:
             top_p=self.top_p[rows],
             top_k=self.top_k[rows],
             plain=self._plain,
-            shaped=self._shaped,
         )
         ids, logprobs = sample(logits, draw)
         if busy.size != ids.size:
@@ -349,8 +348,7 @@ class Lane:
         self._decoding = rows = np.flatnonzero(self.slots.state == State.DECODE)
         temperature = self.temperature[rows]
         cut = bool((self.top_p[rows] < 1).any() or (self.top_k[rows] > 0).any())
-        self._shaped = cut or bool((temperature <= 0).any())
-        self._plain = not self._shaped and bool((temperature == 1).all())
+        self._plain = not cut and bool((temperature == 1).all())
         busy = [r for row in rows.tolist() if (r := self.requests[row]) is not None]
         self._special = [r for r in busy if r.watch is not None or r.params.top_logprobs]
 

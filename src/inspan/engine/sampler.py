@@ -49,7 +49,6 @@ class Draw:
     top_p: np.ndarray  # float32
     top_k: np.ndarray  # int64
     plain: bool  # all rows have temperature 1 and neither top_p nor top_k
-    shaped: bool  # some row has top_p, top_k or temperature 0
 
 
 def sample(logits: Tensor, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
@@ -57,15 +56,34 @@ def sample(logits: Tensor, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
 
     A row whose logits are not finite gets the log-prob NaN (and a meaningless id).
     """
-    if not draw.plain:
-        temperature = np.where(draw.temperature > 0, draw.temperature, np.float32(1.0))
-        logits = logits.float().div_(torch.from_numpy(temperature).unsqueeze(1))
-    if draw.shaped:
-        logits = truncate(logits, draw)
+    if draw.plain:
+        return _draw(logits, draw)
+    greedy = draw.temperature <= 0
+    if greedy.all():
+        return _best(logits)
+    logits = logits.float().div_(torch.from_numpy(np.where(greedy, np.float32(1.0), draw.temperature)).unsqueeze(1))
+    cut = np.flatnonzero(~greedy & ((draw.top_p < 1) | (draw.top_k > 0)))
+    if cut.size:  # sorting costs more than all else of a small model's step: only what needs it is sorted
+        logits[cut] = truncate(logits[cut], draw.top_p[cut], draw.top_k[cut])
+    ids, logprobs = _draw(logits, draw)
+    sure = np.flatnonzero(greedy)
+    if sure.size:
+        ids[sure], logprobs[sure] = _best(logits[sure])
+    return ids, logprobs
+
+
+def _draw(logits: Tensor, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+    """A token of softmax(logits) for each row, and its log-prob."""
     probabilities = torch.softmax(logits, -1, dtype=torch.float32)
     ids = pick(probabilities, torch.from_numpy(uniforms(draw.keys, draw.counters)))
     chosen = probabilities.gather(1, ids).log_()
     return ids.squeeze(1).numpy(), chosen.squeeze(1).numpy()
+
+
+def _best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The most probable token of each row, the smaller id of equals, at log-prob 0 (NaN where the best is infinite)."""
+    best, ids = logits.float().max(-1)
+    return ids.numpy(), (best - best).numpy()
 
 
 def pick(probabilities: Tensor, u: Tensor) -> Tensor:
@@ -75,21 +93,20 @@ def pick(probabilities: Tensor, u: Tensor) -> Tensor:
     return ids.clamp_(max=probabilities.shape[1] - 1)
 
 
-def truncate(logits: Tensor, draw: Draw) -> Tensor:
-    """Logits with −inf outside each row's top-k, nucleus (top-p) or, at temperature 0, argmax.
+def truncate(logits: Tensor, top_p: np.ndarray, top_k: np.ndarray) -> Tensor:
+    """Logits (n, vocab) with −inf outside each row's top-k and nucleus (top-p); arrays of length n, off at 0 and 1.
 
     Top-p keeps the smallest set of most probable tokens whose mass reaches p (Holtzman et al. 2020), after top-k;
     ties go to the smaller id. At least one token stays.
     """
     vocab = logits.shape[1]
     ordered, order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    k = np.where((draw.top_k > 0) & (draw.top_k < vocab), draw.top_k, vocab)
-    k = torch.from_numpy(np.where(draw.temperature > 0, k, 1)).unsqueeze(1)
+    k = torch.from_numpy(np.where((top_k > 0) & (top_k < vocab), top_k, vocab)).unsqueeze(1)
     dropped = torch.arange(vocab) >= k
     mass = torch.softmax(ordered.masked_fill(dropped, float("-inf")), -1, dtype=torch.float32)
     before = mass.cumsum(-1) - mass
-    top_p = torch.from_numpy(draw.top_p).unsqueeze(1)
-    dropped |= (before >= top_p) & (top_p < 1)
+    p = torch.from_numpy(top_p).unsqueeze(1)
+    dropped |= (before >= p) & (p < 1)
     dropped[:, 0] = False
     return logits.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), float("-inf"))
 
