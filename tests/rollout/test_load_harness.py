@@ -89,3 +89,20 @@ def test_the_version_follows_the_source(tmp_path, monkeypatch):
         )
         versions.add(load_harness(f"ver_{tmp_path.name}_{index}:run".replace("-", "_")).version)
     assert len(versions) == 2
+
+
+def test_the_tools_that_a_module_declares_are_taken_up_and_checked(folder, tmp_path):
+    (tmp_path / f"{folder}_tools.py").write_text(f"TOOLS = [{{'type': 'function'}}]\n{AGENT}")
+    assert load_harness(f"{folder}_tools:plain").tools == ({"type": "function"},)
+    assert [tool["function"]["name"] for tool in load_harness("swarm").tools] == ["create_subagent", "assign_task"]
+    for index, wrong in enumerate(("3", "[3]", "[{'a': object()}]")):
+        name = f"{folder}_wrong{index}"
+        (tmp_path / f"{name}.py").write_text(f"TOOLS = {wrong}\n{AGENT}")
+        with pytest.raises(RecipeError, match="TOOLS of harness"):
+            load_harness(f"{name}:plain")
+
+
+def test_a_module_that_exits_when_it_is_imported_is_named(folder, tmp_path):
+    (tmp_path / f"{folder}_script.py").write_text("import sys\nsys.exit(2)\n")
+    with pytest.raises(RecipeError, match="SystemExit"):
+        load_harness(f"{folder}_script:run")

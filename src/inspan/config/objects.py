@@ -37,7 +37,7 @@ def load_object(spec: str, python_path: Sequence[str] = (), *, what: str = "obje
         raise RecipeError(
             f"{what} {spec!r} imports {error.name!r}, which is not installed", hint="install it"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard exits when it is imported
         raise RecipeError(
             f"importing {what} {spec!r} failed: {type(error).__name__}: {error}", hint="mend it"
         ) from error

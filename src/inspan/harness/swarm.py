@@ -34,6 +34,8 @@ ASSIGN = schema(
     agent="the sub-agent's name",
     prompt="the task",
 )
+TOOLS = (CREATE, ASSIGN)
+"""What the orchestrator is offered beside the environment's tools."""
 DEFAULT_WIDTH = 16
 
 
@@ -128,7 +130,7 @@ async def run(task: Task, ctx: Context) -> str:
     swarm = Swarm(ctx, width=int(ctx.options.get("width", DEFAULT_WIDTH)))
     messages = [{"role": "system", "content": ctx.options.get("system", SYSTEM)}]
     messages.append({"role": "user", "content": task.prompt})
-    schemas = [*(ctx.tools.schemas if ctx.tools else []), CREATE, ASSIGN]
+    schemas = [*(ctx.tools.schemas if ctx.tools else []), *TOOLS]
     agent = Agent(connect(endpoint), endpoint.name, messages, schemas, ctx.max_tokens)
     answer, _ = await run_loop(agent, swarm.execute, budget=ctx.budget)
     return answer

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,24 @@ from typing import Any
 from inspan.config.objects import load_object
 from inspan.errors import RecipeError
 
+_TOOLS = 'TOOLS = [{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}]'
 BUILT_IN = {"swarm": "inspan.harness.swarm", "single": "inspan.harness.single"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHarness:
-    """A harness ready to run. `version` is a hash of the source it came from; `system_prompt` what it declares."""
+    """A harness ready to run. `version` is a hash of the source that it came from.
+
+    `system_prompt` and `tools` (OpenAI function schemas, beside those of the environment) are what its module declares
+    as `SYSTEM` and `TOOLS`.
+    """
 
     name: str
     run: Callable[..., Any]  # (task, ctx) -> str, or an awaitable of it
     on_loop: bool
     version: str
     system_prompt: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def load_harness(spec: str | object, python_path: Sequence[str] = ()) -> LoadedHarness:
@@ -40,7 +47,7 @@ def load_harness(spec: str | object, python_path: Sequence[str] = ()) -> LoadedH
     """
     if isinstance(spec, str) and spec in BUILT_IN:
         module = importlib.import_module(BUILT_IN[spec])
-        return LoadedHarness(spec, module.run, True, _version(module.run), getattr(module, "SYSTEM", ""))
+        return LoadedHarness(spec, module.run, True, _version(module.run), module.SYSTEM, _tools(module, spec))
     found = load_object(spec, python_path, what="harness") if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else _name(found)
     if inspect.isclass(found):
@@ -49,8 +56,23 @@ def load_harness(spec: str | object, python_path: Sequence[str] = ()) -> LoadedH
     if not callable(run):
         raise RecipeError(f"harness {name!r} is a {type(found).__name__}, not a function run(task, ctx)")
     _check_signature(run, name)
-    declared = getattr(sys.modules.get(getattr(run, "__module__", "")), "SYSTEM", "")
-    return LoadedHarness(name, run, False, _version(run), declared if isinstance(declared, str) else "")
+    module = sys.modules.get(getattr(run, "__module__", ""))
+    declared = getattr(module, "SYSTEM", "")
+    system = declared if isinstance(declared, str) else ""
+    return LoadedHarness(name, run, False, _version(run), system, _tools(module, name))
+
+
+def _tools(module: object, name: str) -> tuple[Mapping[str, Any], ...]:
+    """The tool schemas that a harness's module declares."""
+    declared = getattr(module, "TOOLS", ())
+    try:
+        tools = tuple(declared)
+        json.dumps(tools)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"TOOLS of harness {name!r} is no list of JSON schemas: {error}", hint=_TOOLS) from None
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise RecipeError(f"TOOLS of harness {name!r} is no list of JSON schemas", hint=_TOOLS)
+    return tools
 
 
 def _check_signature(run: Callable[..., Any], name: str) -> None:

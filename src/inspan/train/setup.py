@@ -49,14 +49,15 @@ class Stack:
         return Limits(limits.critical_steps, limits.tokens or None, limits.calls, limits.width)
 
     def fingerprint(self, harness: LoadedHarness) -> Fingerprint:
-        """What must be equal for two results to be comparable."""
+        """What must be equal for two results to be comparable: all that the model is shown, and its budget."""
         limits = self.recipe.limits
         return fingerprint(
             harness=harness.name,
             version=harness.version,
             renderer=self.renderer,
             limits={"critical_steps": limits.critical_steps, "tokens": limits.tokens, "width": limits.width},
-            system_prompt=harness.system_prompt,
+            system_prompt=str(self.recipe.options.get("system", harness.system_prompt)),
+            tools=[*self.environment.schemas(), *harness.tools],
         )
 
     def runner(self, spec: str, roles: list[Role], *, temperature: float | None = None) -> Runner:
@@ -111,10 +112,25 @@ def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | No
         threads=recipe.engine.threads,
         deterministic=recipe.deterministic,
     )
+    _check_context(recipe, engine)
     renderer = renderer_for(directory)
     outside = {agent.policy: _outside_chat(agent) for agent in recipe.agents.values() if agent.base_url}
     gateway = Gateway(engine, renderer, store=store, outside=outside)
     return Stack(recipe, environment, directory, engine, gateway, renderer.name, store)
+
+
+def _check_context(recipe: Recipe, engine: TorchEngine) -> None:
+    """Refuse a context that the model never saw, and turns that fill all of it."""
+    longest, context, turn = engine.spec(POLICY).positions, engine.context_length, recipe.sampling.max_tokens
+    if context > longest:
+        hint = f"give at most {longest}, or 0 for the model's own"
+        raise RecipeError(f"{context} exceeds the {longest} tokens of the model", where="engine.context", hint=hint)
+    if turn >= context:
+        raise RecipeError(
+            f"a turn of {turn} tokens leaves no room for a prompt in a context of {context}",
+            where="sampling.max_tokens",
+            hint="lower sampling.max_tokens, or raise engine.context",
+        )
 
 
 def _outside_chat(agent: Agent) -> OpenAIChat:
