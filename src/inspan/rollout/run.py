@@ -139,14 +139,14 @@ class Runner:
             group=job.group,
             member=job.member,
             terminal=terminal,
-            answer=ending.answer if isinstance(ending.answer, str) else None,
+            answer=_storable(ending.answer) if isinstance(ending.answer, str) else None,
             sessions=trace.sessions,
             nodes=trace.nodes,
             calls=trace.calls,
             tool_events=list(events),
             attempt=job.attempt,
             complete=trace.complete,
-            error=error,
+            error=None if error is None else _storable(error),
             fingerprint=self.fingerprint,
             version_started=version,
             version_finished=self.version(),
@@ -297,6 +297,11 @@ def classify(ending: Ending, trace: Trace) -> tuple[Terminal, str | None]:
     if trace.limit_hit or any(isinstance(error, LimitExceeded) for error in _causes(ending.error)):
         return Terminal.LIMIT, said
     return Terminal.FAILED, said
+
+
+def _storable(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which Python strings can hold and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _tell(ending: Ending) -> str | None:

@@ -23,6 +23,18 @@ class GivenUp(BaseException):
     """Raised inside a user's thread that was given up; a BaseException, so that `except Exception` lets it through."""
 
 
+def without_leftovers(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A loop's exception handler that tells nothing of calls that were given up, nor of their clients.
+
+    A client that a user's function left open is closed by the garbage collector, in whatever loop is running then: its
+    own loop is closed, and asyncio would print a traceback for each.
+    """
+    error = context.get("exception")
+    closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    if not closed and not isinstance(error, GivenUp):
+        loop.default_exception_handler(context)
+
+
 class Call:
     """One call of a user function in a thread of its own. `future` belongs to the caller's loop."""
 
@@ -59,6 +71,7 @@ class Call:
             self._home.call_soon_threadsafe(self._deliver, answer, error)
 
     async def _await(self, answer: Any) -> Any:
+        asyncio.get_running_loop().set_exception_handler(without_leftovers)
         task = asyncio.ensure_future(answer)
         self._inner = (asyncio.get_running_loop(), task)
         return await task
@@ -120,6 +133,9 @@ class Threads:
                 f"{self.hung} calls of the harness hang in threads that cannot be stopped",
                 hint="give the harness's own clients and commands a timeout",
             )
+        home = asyncio.get_running_loop()
+        if home.get_exception_handler() is None:
+            home.set_exception_handler(without_leftovers)
         call = Call(function, args, self._ended)
         call.thread.start()
         return call
