@@ -108,7 +108,7 @@ async def test_a_term_annealed_to_zero_is_shown_and_no_longer_needed() -> None:
     assert [(one.reward, one.terms["a"]) for one in scored] == [(2.0, 1.0), (2.0, None)]
 
 
-@pytest.mark.parametrize("fault", ["raise", "exit", float("nan"), float("inf"), "good", [1.0], 1j])
+@pytest.mark.parametrize("fault", ["raise", "exit", float("nan"), float("inf"), -1e308, "good", [1.0], 1j])
 async def test_a_term_at_fault_gives_no_score_is_counted_and_told_once(fault: Any, caplog) -> None:
     def term(rollout: Rollout) -> Any:
         if fault == "raise":

@@ -103,8 +103,8 @@ def _advice(path: Path) -> str:
             read_manifest(other)
         except CheckpointError:
             continue
-        return f"the previous usable checkpoint is {other}"
-    return "there is no earlier usable checkpoint: start again"
+        return f"delete {path} to go on from the previous usable one, {other}"
+    return "there is no earlier usable checkpoint: start again in another folder"
 
 
 def _found(root: Path) -> list[tuple[int, Path]]:

@@ -88,7 +88,11 @@ def prepare(model: Any, *, lora: Lora | None = None, gradient_checkpointing: boo
 
         targets = list(lora.targets) or "all-linear"
         scale: Any = lora.alpha  # peft's annotation asks for an int; it only divides
-        model = get_peft_model(model, LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=targets))
+        try:
+            model = get_peft_model(model, LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=targets))
+        except ValueError as error:
+            hint = "train.lora.targets names linear layers, e.g. q_proj; leave it empty for all of them"
+            raise ModelError(f"adapters cannot be added: {error}", where=f"{targets}", hint=hint) from None
     for module in model.modules():  # a ratio of two passes is only meaningful without dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -138,7 +138,7 @@ def read_weights(path: str | Path) -> tuple[int, dict[str, Tensor]]:
     """The version and tensors of published weights; raises CheckpointError when incomplete or corrupt."""
     from safetensors.torch import load_file
 
-    manifest = read_manifest(Path(path))
+    manifest = read_manifest(Path(path), hint="publish them again: resume the run that made them")
     if manifest.get("kind") != "weights":
         raise CheckpointError("not published weights", where=str(path))
     return int(manifest["version"]), load_file(str(Path(path) / "model.safetensors"))

@@ -5,8 +5,9 @@ Invariants
 - A failed or timed-out rollout is scored as a failure: outcome terms are 0, process terms are computed.
 - A required term that gives no score leaves its rollout unscored. An `optional` one is then skipped for its whole
   group, so that the members of a group are always compared on the same terms.
-- A term that raises, or returns what is no finite number, gives no score: it is counted, and told once. Only on a
-  rollout without an answer (it hit a limit) does a raising outcome term count as 0, else running into limits would pay.
+- A term that raises, or returns what is no number within ±`LARGEST`, gives no score: it is counted, and told once.
+  Only on a rollout without an answer (it hit a limit) does a raising outcome term count as 0, else running into limits
+  would pay.
 - `reward` includes the sum of `turn_rewards`. A weight of exactly 0 means that the term is shown but not needed.
 - User terms run off the event loop (plain functions in threads), so that a blocking one stalls nobody.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +29,9 @@ from inspan.schedule import Schedule, parse
 from inspan.trace.records import Rollout, Scored
 
 log = logging.getLogger("inspan.rewards")
+
+LARGEST = 1e30
+"""Beyond it the sums over a group, or the learner's float32, would overflow."""
 
 
 class RewardSection(Protocol):
@@ -158,7 +161,7 @@ class RewardSet:
             number = float(value)
         except (TypeError, ValueError):
             return None
-        return number if math.isfinite(number) else None
+        return number if abs(number) <= LARGEST else None
 
     def _fault(self, one: WeightedTerm, rollout: Rollout, what: str) -> None:
         self.failures[one.name] += 1

@@ -11,20 +11,25 @@ import asyncio
 import json
 import random
 import resource
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from inspan.config import Recipe
 from inspan.credit.registry import BatchCredit, credit_batch
 from inspan.engine.base import WeightsRef
+from inspan.errors import CheckpointError, InputError
 from inspan.learner.checkpoint import latest, load_checkpoint, save_checkpoint
 from inspan.learner.learner import Learner, LearnerSettings
 from inspan.learner.losses import make_objective
-from inspan.learner.model import Lora, load_model
+from inspan.learner.model import Lora, load_model, published_tensors
 from inspan.learner.optim import OptimSettings
+from inspan.learner.store import read_weights
 from inspan.progress import Progress
 from inspan.rewards.detectors import detect, observe
 from inspan.rewards.reward_set import RewardSet
@@ -139,6 +144,7 @@ class Trainer:
         groups = await self.dispatcher.collect()
         collected = time.monotonic()
         scored = [await self.rewards.score(group.rollouts, share) for group in groups]
+        self._require_rewards(scored)
         batch = self._credit(scored)
         self.progress.phase("learning")
         learnt = await self._learn(batch, share)
@@ -151,13 +157,27 @@ class Trainer:
             **self._rollout_figures(groups, collected - started),
             "learn_s": learnt["seconds"],
         }
-        metrics["behaviour"] = observe(scored, batch.credits, entropy=learnt.get("entropy"))
+        swarm = len(self.recipe.agents) > 1  # an agent that has nobody to delegate to is not to be judged on it
+        kinds = {} if swarm else {"wide": (), "narrow": ()}
+        metrics["behaviour"] = observe(scored, batch.credits, entropy=learnt.get("entropy"), **kinds)
         self.window.append(metrics["behaviour"])
         metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
         await self.stack.engine.load(POLICY, self.learner.weights())
         metrics["seconds"] = time.monotonic() - started
         self._report(metrics)
+
+    def _require_rewards(self, scored: Sequence[Sequence[Scored]]) -> None:
+        """Raise when a batch is left without a single reward by its terms: then nothing is ever learned."""
+        ended = [one for group in scored for one in group if one.rollout.trainable]
+        if not ended or any(one.reward is not None for one in ended):
+            return
+        silent = [name for name in ended[0].terms if all(one.terms[name] is None for one in ended)]
+        raise InputError(
+            f"none of {len(ended)} rollouts got a reward",
+            where=", ".join(silent) or "rewards",
+            hint="mend the term (it must return a number), or mark it `optional = true`, and resume",
+        )
 
     def _credit(self, scored: Sequence[Sequence[Scored]]) -> BatchCredit:
         train, keep = self.recipe.train, self.recipe.tasks.thin_negatives
@@ -249,6 +269,9 @@ class Trainer:
         """Go on from the newest checkpoint; a run that was stopped before its first one begins anew."""
         path = latest(self.out / "checkpoints")
         if path is None:
+            if (self.out / "metrics.jsonl").exists():
+                what = "updates were reported, but no complete checkpoint is left"
+                raise CheckpointError(what, where=str(self.out), hint="start a new run with another --out")
             self._forget_after(0)
             return
         state = load_checkpoint(path, self.learner).state
@@ -270,7 +293,11 @@ class Trainer:
         for name, lasts in (("metrics.jsonl", step), ("trajectories.jsonl", step + 1)):
             path = self.out / name
             if path.exists():
-                kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _before(line, lasts)]
+                kept = [
+                    line
+                    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")
+                    if _before(line, lasts)
+                ]
                 partial = path.with_name(name + ".part")
                 partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
                 partial.replace(path)
@@ -279,9 +306,7 @@ class Trainer:
 
     async def conclude(self) -> dict[str, Any]:
         """Publish the weights, evaluate the arms on held-out tasks, and write the summary."""
-        weights = self.out / "weights" / f"v{self.step:06d}"
-        if not weights.exists():
-            self.learner.save_weights(self.out / "weights", self.step)
+        weights = self._publish()
         await self.stack.engine.load(POLICY, WeightsRef(self.step, path=str(weights)))
         tables, rollouts = await evaluate_arms(self.stack, dict(self.recipe.eval.arms), self.progress)
         width = self.recipe.limits.width
@@ -304,6 +329,21 @@ class Trainer:
         self.progress.finish(summary)
         return summary
 
+    def _publish(self) -> Path:
+        """The learner's weights as a directory; one that an interrupted conclusion left is kept if it equals them."""
+        path = self.out / "weights" / f"v{self.step:06d}"
+        if path.exists():
+            try:
+                _, tensors = read_weights(path)
+                now = published_tensors(self.learner.model)
+                if tensors.keys() == now.keys() and all(torch.equal(tensors[name], now[name]) for name in now):
+                    return path
+            except CheckpointError:
+                pass  # damaged: written anew
+            shutil.rmtree(path)
+        self.learner.save_weights(self.out / "weights", self.step)
+        return path
+
 
 def _before(line: str, step: int) -> bool:
     try:
@@ -321,6 +361,7 @@ def make_learner(recipe: Recipe, directory: Path) -> Learner:
     objective = make_objective(
         train.objective,
         dict(train.objective_params),
+        length=train.constant_length,
         aggregation=train.aggregation or None,
         kl_estimator=train.kl.estimator,
         kl_coef=train.kl.coef,
