@@ -35,6 +35,7 @@ def inspan(*args, cwd=None, **env):
         (EngineError("crashed"), "error: crashed", 1),
         (OSError(errno.ENOSPC, "No space left on device", "m.jsonl"), "the disk is full", 1),
         (OSError(errno.EADDRINUSE, "Address already in use"), "choose another", 1),
+        (OSError(errno.EEXIST, "File exists", "out"), "choose another folder", 1),
         (MemoryError(), "out of memory", 1),
         (Stopped("all is saved", 130), "stopped: all is saved", 130),
         (KeyboardInterrupt(), "stopped", 130),

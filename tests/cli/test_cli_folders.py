@@ -38,6 +38,11 @@ def test_a_run_directory_stands_for_its_recipe(tmp_path):
     assert folders.choose(RECIPE, run, None, resume=True) == run
 
 
+def test_a_folder_without_a_recipe_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"holds no recipe\.toml"):
+        folders.recipe_path(tmp_path)
+
+
 def test_a_used_directory_is_refused_unless_resumed(tmp_path):
     run = make(tmp_path / "run")
     with pytest.raises(InputError, match="not empty"):
@@ -72,7 +77,7 @@ def test_resuming_under_another_recipe_names_the_keys(tmp_path):
     run = make(tmp_path / "run")
     longer = from_dict({"name": "other", "train": {"updates": 99}})
     folders.check_resumable(longer, run)
-    other = from_dict({"train": {"lr": 0.5}, "rewards": [{"use": "item_f1", "weight": 2.0}]})
+    other = from_dict({"train": {"lr": 0.5, "checkpoint_every": 3}, "rewards": [{"use": "item_f1", "weight": 2.0}]})
     with pytest.raises(CheckpointError) as caught:
         folders.check_resumable(other, run)
     assert "rewards.0.weight, train.lr differ" in str(caught.value)

@@ -22,7 +22,12 @@ RUNS = "runs"
 
 def recipe_path(target: Path) -> Path:
     """The recipe that a command's argument means: a TOML file, or the one inside a run directory."""
-    return target / RECIPE if target.is_dir() and (target / RECIPE).is_file() else target
+    if not target.is_dir():
+        return target
+    if not (target / RECIPE).is_file():
+        hint = "give a recipe (a TOML file), or the folder of a run"
+        raise InputError(f"the folder holds no {RECIPE}", where=str(target), hint=hint)
+    return target / RECIPE
 
 
 def choose(recipe: Recipe, target: Path, out: Path | None, *, resume: bool) -> Path:
@@ -92,8 +97,7 @@ def check_resumable(recipe: Recipe, folder: Path) -> None:
     before = load(folder / RECIPE)
     if before.hash() == recipe.hash():
         return
-    changed = differences(before.model_dump(mode="json", by_alias=True), recipe.model_dump(mode="json", by_alias=True))
-    keys = [k for k in changed if not k.startswith(("name", "python_path", "eval."))]
+    keys = differences(before.binding(), recipe.binding())
     raise CheckpointError(
         f"the run was made with another recipe: {', '.join(keys)} differ{'s' if len(keys) == 1 else ''}",
         where=str(folder),

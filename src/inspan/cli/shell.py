@@ -99,6 +99,8 @@ def _os_sentence(error: OSError) -> str:
         errno.EDQUOT: "the disk quota is used up: free space, or choose another folder with --out",
         errno.EADDRINUSE: "the port is in use: choose another one",
         errno.EACCES: "check the permissions, or choose another folder with --out",
+        errno.EEXIST: "something of that name is there already: choose another folder with --out",
+        errno.ENOTDIR: "a file is where a folder should be: choose another folder with --out",
         errno.EROFS: "the file system is read-only: choose another folder with --out",
         errno.EMFILE: "too many open files: raise `ulimit -n` or lower rollout.concurrency",
     }

@@ -153,12 +153,16 @@ class Recipe(Section):
         return self
 
     def hash(self) -> str:
-        """A key that two recipes share when a checkpoint of one can be resumed under the other.
+        """A key that two recipes share when a checkpoint of one can be resumed under the other."""
+        return hashlib.sha256(json.dumps(self.binding(), sort_keys=True).encode()).hexdigest()[:16]
 
-        What may change on resume does not count: the name, the number of updates, how often to save and evaluate,
-        retries, threads, timeouts, and the folder (not the file name) of the user's tasks.
+    def binding(self) -> dict[str, Any]:
+        """What must not change on resume, as plain data.
+
+        That is all but the name, the number of updates, how often to save and evaluate, retries, threads, timeouts,
+        and the folder (not the file name) of the user's tasks.
         """
         data = self.model_dump(mode="json", by_alias=True, exclude=_FREE_ON_RESUME)
         for key in ("path", "corpus"):
             data["tasks"][key] = PurePath(data["tasks"][key]).name
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        return data

@@ -35,7 +35,9 @@ def build(run_dir: str | Path) -> Path:
         os.replace(partial, target)
     except OSError as error:
         raise StoreError(
-            f"cannot write the report: {error.strerror}", where=str(target), hint="free space or choose --out"
+            f"cannot write the report: {error.strerror}",
+            where=str(target),
+            hint="free space, or copy the run to a folder that can be written",
         ) from None
     return target
 
