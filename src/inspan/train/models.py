@@ -1,7 +1,8 @@
 """Where a recipe's model lies on disk. Contract: a directory that transformers can load, or a ModelError.
 
-`tiny` (the base) and `tiny-single` (trained from it by recipes/single.toml) ship with Inspan; `smollm2` is converted
-once from a PyPI package; anything else is a path, or a hub id that the local hub cache has (or that can be downloaded).
+`tiny` (the base), `tiny-single` (trained from it by recipes/single.toml) and `tiny-wasteful` (it hands some work out
+twice: for the zoo) ship with Inspan; `smollm2` is converted once from a PyPI package; anything else is a path, or a hub
+id that the local hub cache has (or that can be downloaded).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from inspan.errors import ModelError
 
-SHIPPED = ("tiny", "tiny-single")
+SHIPPED = ("tiny", "tiny-single", "tiny-wasteful")
 
 
 def model_directory(name: str) -> Path:

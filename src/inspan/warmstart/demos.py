@@ -34,6 +34,7 @@ class Habits:
     spawn: float = 0.0  # delegates, where it may
     partial: float = 0.3  # of those that delegate: hands out only some of the work
     serial: float = 0.2  # of those that delegate: one assignment a turn
+    needless: float = 0.0  # of those that delegate: hands some of the work out again
     fault: float = 0.03  # a tool run fails (and is tried again, mostly)
     budget: float = 0.2  # the episode is cut by its budget
 
@@ -97,8 +98,11 @@ class Expert:
         names = list(task.meta["names"])
         if len(names) > 1 and self._chance(self.habits.partial):
             names = names[: self.rng.randint(1, len(names) - 1)]
+        if self.habits.needless and self._chance(self.habits.needless):
+            names += self.rng.choices(names, k=self.rng.randint(1, 3))
         attributes, link = task.meta["attributes"], task.meta.get("link")
-        prompts = [prompt(self.world, [n], attributes, link, first=i) for i, n in enumerate(names, 1)]
+        place = task.meta["names"].index
+        prompts = [prompt(self.world, [n], attributes, link, first=place(n) + 1) for n in names]
         create = ("create_subagent", {"name": SUBAGENT, "system_prompt": SUBAGENT_SYSTEM})
         assigns = [("assign_task", {"agent": SUBAGENT, "prompt": text}) for text in prompts]
         answers = [self._delegated(task, name) for name in names]
@@ -111,7 +115,7 @@ class Expert:
             for answer in answers[at : at + step]:
                 talk.say("tool", answer)
         found = [a for a in answers if not a.startswith("error:") and a != "unknown"]
-        talk.say("assistant", "\n".join(found) or "unknown")
+        talk.say("assistant", "\n".join(dict.fromkeys(found)) or "unknown")
         return talk
 
     def _delegated(self, task: Task, name: str) -> str:

@@ -69,7 +69,8 @@ def run(
     target = folder / "model"
     model.save_pretrained(target)
     save_tokenizer(tokenizer, target)
-    write_card(target, recipe, accuracies(model, held_out), spawn_rates(recipe), parameters(model))
+    command = " ".join([f"inspan warmstart recipes/base/{path.name}", *(f"--set {text}" for text in overrides)])
+    write_card(target, recipe, accuracies(model, held_out), spawn_rates(recipe), parameters(model), command)
     return target
 
 

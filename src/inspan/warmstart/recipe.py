@@ -40,6 +40,7 @@ class HabitShares(_Section):
     spawn: Rate = 0.0
     partial: Rate = 0.3
     serial: Rate = 0.2
+    needless: Rate = 0.0
     fault: Rate = 0.03
     budget: Rate = 0.2
 
