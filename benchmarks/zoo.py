@@ -23,10 +23,12 @@ ZOO: dict[str, tuple[str, tuple[str, ...]]] = {
     "spawn-farming": ("recipes/zoo/swarm-spawn-farming.toml", ()),
     "tiny-differences": ("recipes/zoo/swarm-tiny-differences.toml", ()),
     CURED: (SWARM, (f"train.updates={UPDATES}",)),
+    f"{CURED}-wasteful": (SWARM, (f"train.updates={UPDATES}", "model='tiny-wasteful'")),
     "entropy-collapse": (ENTROPY, ()),
-    "entropy-cured": (ENTROPY, ("train.objective=cispo",)),
+    "entropy-cured": (ENTROPY, ("train.objective='cispo'",)),
 }
-"""Recipe and settings of each run. `cured` is the remedy of the four before it, `entropy-cured` that of the one."""
+"""Recipe and settings of each run. The two `cured` are the remedies of the four before them, each on the base of its
+faulty counterpart; `entropy-cured` is that of `entropy-collapse`."""
 FIGURES = (
     "item_f1", "parallel_width", "spawned", "spawn_rate", "wide_parallel_rate", "narrow_multi_spawn", "finish_rate",
     "repeat_rate", "tiny_share", "entropy",
