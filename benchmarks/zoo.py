@@ -14,7 +14,6 @@ from statistics import fmean
 
 from benchmarks.runs import Run, train_all
 
-UPDATES = 20
 SWARM, ENTROPY = "recipes/swarm.toml", "recipes/zoo/swarm-entropy-collapse.toml"
 CURED = "cured"
 ZOO: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -22,8 +21,8 @@ ZOO: dict[str, tuple[str, tuple[str, ...]]] = {
     "spurious-parallelism": ("recipes/zoo/swarm-spurious-parallelism.toml", ()),
     "spawn-farming": ("recipes/zoo/swarm-spawn-farming.toml", ()),
     "tiny-differences": ("recipes/zoo/swarm-tiny-differences.toml", ()),
-    CURED: (SWARM, (f"train.updates={UPDATES}",)),
-    f"{CURED}-wasteful": (SWARM, (f"train.updates={UPDATES}", "model='tiny-wasteful'")),
+    CURED: (SWARM, ()),
+    f"{CURED}-wasteful": (SWARM, ("model='tiny-wasteful'",)),
     "entropy-collapse": (ENTROPY, ()),
     "entropy-cured": (ENTROPY, ("train.objective='cispo'",)),
 }

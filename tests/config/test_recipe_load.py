@@ -100,7 +100,6 @@ def test_resolved_recipe_round_trips(write):
         ("deterministic = true\n[rollout]\nmode = 'async'", "deterministic = true needs"),
         ("[limits]\ntokens = 100", "leaves no room beside sampling.max_tokens"),
         ("[sampling]\ntop_p = 0.9", "cannot reproduce a truncated distribution"),
-        ("[engine]\nkind = 'openai'", "needs engine.base_url"),
         ("[train]\nlr = = 3", "TOML syntax error: Invalid value (at line 2"),
     ],
 )

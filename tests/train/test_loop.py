@@ -132,6 +132,12 @@ def test_a_finished_run_can_be_evaluated_again(recipe: Recipe, tmp_path: Path) -
         evaluate(recipe, run=tmp_path, progress=Silent())
 
 
+def test_held_out_tasks_are_evaluated_along_the_way(project: Path, tmp_path: Path) -> None:
+    start(load(project / "recipe.toml", ["eval.every=2", "eval.tasks=1"]), tmp_path / "out")
+    rows = metrics_of(tmp_path / "out")
+    assert [row["held_out"]["n"] if "held_out" in row else None for row in rows] == [None, 1, None, None]
+
+
 def test_a_held_out_split_that_is_not_there_is_named(project: Path) -> None:
     with pytest.raises(RecipeError, match="no held-out split 'unseen_layuot'"):
         evaluate(

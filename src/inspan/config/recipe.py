@@ -148,8 +148,6 @@ class Recipe(Section):
             raise PydanticCustomError(
                 "combo", "train.minibatches exceeds the rollouts of an update (groups x group_size)"
             )
-        if self.engine.kind == "openai" and not self.engine.base_url:
-            raise PydanticCustomError("combo", 'engine.kind = "openai" needs engine.base_url')
         return self
 
     def hash(self) -> str:

@@ -339,9 +339,6 @@ class RolloutSection(Section):
 class EngineSection(Section):
     """Where tokens come from."""
 
-    kind: Literal["torch", "openai"] = Field(default="torch", description="`openai`: a compatible server, eval only.")
-    base_url: str = Field(default="", description="Server of kind `openai`.")
-    api_key_env: str = Field(default="", description="Environment variable that holds that server's key.")
     slots: Positive = Field(default=64, description="Sequences decoded at once.")
     max_queue: Positive = Field(default=4096, description="Requests that may wait; beyond it HTTP 429.")
     context: Natural = Field(default=0, description="Tokens of context; 0: the model's own.")

@@ -52,6 +52,12 @@ async def run_arm(stack: Stack, name: str, arm: Arm, tasks: Sequence[Task]) -> l
     return [rollout for group in groups for rollout in group.rollouts]
 
 
+async def held_out_figures(stack: Stack, name: str) -> dict[str, float]:
+    """The policy as it is now on the held-out tasks: a row of figures. `name` tells these rollouts from others."""
+    tasks = stack.environment.held_out[HELD_OUT][: stack.recipe.eval.tasks]
+    return table_row(await run_arm(stack, name, Arm(), tasks), stack.recipe.limits.width)
+
+
 def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
     """The roles of an arm: what the recipe trains runs on the arm's policy, what is frozen stays as at the end."""
     if spec == "single":

@@ -40,7 +40,7 @@ from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
 from inspan.trace.records import Scored
 from inspan.trace.store import TraceStore
 from inspan.train.environment import make_environment
-from inspan.train.evaluate import evaluate_arms, per_task, write_json
+from inspan.train.evaluate import evaluate_arms, held_out_figures, per_task, write_json
 from inspan.train.figures import rollout_success, trajectory, update_figures
 from inspan.train.setup import POLICY, Stack, build_stack, roles_at
 
@@ -163,9 +163,15 @@ class Trainer:
         self.window.append(metrics["behaviour"])
         metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
-        await self.stack.engine.load(POLICY, self.learner.weights())
-        metrics["seconds"] = time.monotonic() - started
-        self._report(metrics)
+        try:
+            await self.stack.engine.load(POLICY, self.learner.weights())
+            every = self.recipe.eval.every
+            if every and self.step % every == 0 and self.step < self.recipe.train.updates:
+                self.progress.phase("evaluating")
+                metrics["held_out"] = await held_out_figures(self.stack, f"every-{self.step}")
+        finally:  # the update is done, whatever ended what follows it
+            metrics["seconds"] = time.monotonic() - started
+            self._report(metrics)
 
     def _require_rewards(self, scored: Sequence[Sequence[Scored]]) -> None:
         """Raise when a batch is left without a single reward by its terms: then nothing is ever learned."""

@@ -99,10 +99,6 @@ class Stack:
 
 def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | None) -> Stack:
     """Load the model and open the gateway. Raises ModelError or RecipeError."""
-    if recipe.engine.kind != "torch":
-        raise RecipeError(
-            f"engine kind {recipe.engine.kind!r} cannot be trained", where="engine.kind", hint='use "torch"'
-        )
     directory = model_directory(recipe.model)
     engine = TorchEngine(
         {POLICY: str(directory), FROZEN: str(directory)},
