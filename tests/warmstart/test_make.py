@@ -128,3 +128,25 @@ def test_a_faulty_setting_is_named(recipe: Path, tmp_path: Path, setting: str, s
     with pytest.raises(RecipeError, match=says):
         make.run(recipe, overrides=[setting], out=tmp_path / "out", write=print)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("shape.heads=3", "width 32 does not give 3 heads"),
+        ("shape.kv_heads=3", "no multiple of kv_heads 3"),
+        ("shape.positions=8", "shape.positions"),
+        ("phases.1.kinds={}", "needs `kinds`"),
+        ("phases.1.kinds={ wide = -1 }", "greater than or equal to 0"),
+        ("phases.1.kinds={ broad = 1 }", "phases.1.kinds.broad"),
+        ("phases.1.wide=[3, 2]", "is empty"),
+    ],
+)
+def test_a_recipe_that_cannot_be_made_is_refused_before_anything_is_written(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    path = tmp_path / "mite.toml"
+    path.write_text(RECIPE, encoding="utf-8")
+    with pytest.raises(RecipeError, match=message):
+        make.run(path, overrides=[setting], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

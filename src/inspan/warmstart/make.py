@@ -83,13 +83,15 @@ def _stepping(trainer: Trainer) -> Iterator[tuple[int, list[float]]]:
 
 
 def _same_recipe(recipe: WarmstartRecipe, folder: Path) -> None:
-    """Refuse to go on with another recipe's training."""
+    """Refuse to go on with another recipe's training; what never got to a checkpoint is begun anew."""
     file = folder / "recipe.json"
     text = recipe.model_dump_json(exclude={"threads", "checkpoint_every"}, indent=1)
     if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise InputError(
-            "the folder holds a training by another recipe", where=str(folder), hint="choose another --out"
-        )
+        if latest(folder / "checkpoints") is not None:
+            raise InputError(
+                "the folder holds a training by another recipe", where=str(folder), hint="choose another --out"
+            )
+        (folder / "tokenizer.json").unlink(missing_ok=True)
     file.write_text(text, encoding="utf-8")
 
 

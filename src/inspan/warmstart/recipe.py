@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inspan.config.load import parse_override
 from inspan.errors import RecipeError
 
 Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0)]
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -29,7 +30,15 @@ class Shape(_Section):
     heads: Positive = 4
     kv_heads: Positive = 2
     hidden: Positive = 384
-    positions: Positive = 4096
+    positions: Annotated[int, Field(ge=512)] = 4096
+
+    @model_validator(mode="after")
+    def _divides(self) -> Shape:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} does not give {self.heads} heads an even number of dimensions each")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}")
+        return self
 
 
 class HabitShares(_Section):
@@ -56,12 +65,22 @@ class PhaseSection(_Section):
     floor: Rate = 1.0  # learning rate at the end of the phase, as a share of `lr` (linear)
     small_alphabet: Rate = 0.0  # share of copy rows over few distinct tokens, so that repeats are ambiguous
     copy_share: Rate = 0.0  # share of copy rows among demonstrations
-    kinds: dict[str, float] = {}
-    roles: dict[Literal["subagent", "single", "orchestrator"], float] = {}
+    kinds: dict[Literal["wide", "deep", "mixed", "long", "narrow"], Share] = {}
+    roles: dict[Literal["subagent", "single", "orchestrator"], Share] = {}
     wide: tuple[Positive, Positive] = (2, 10)
     mixed: tuple[Positive, Positive] = (2, 4)
     habits: HabitShares = HabitShares()
     subagent_habits: HabitShares = HabitShares()
+
+    @model_validator(mode="after")
+    def _shows_something(self) -> PhaseSection:
+        for name, shares in (("kinds", self.kinds), ("roles", self.roles)):
+            if self.kind == "demos" and not any(shares.values()):
+                raise ValueError(f"a phase of demos needs `{name}` with a positive share")
+        for name, (low, high) in (("wide", self.wide), ("mixed", self.mixed)):
+            if low > high:
+                raise ValueError(f"`{name}` = [{low}, {high}] is empty; put the smaller first")
+        return self
 
 
 class WarmstartRecipe(_Section):
