@@ -1,23 +1,17 @@
-"""The embedded engine against `transformers.generate`, against the machine's roofline, and against lock-step turns.
+"""The embedded engine against `transformers.generate` and against the machine's roofline; episodes: `episodes.py`.
 
     python benchmarks/engine_decode.py
 
 prints one JSON object a row (`what`, `ours`, `peer`, `ratio`, `unit`), in about a minute. Models are random; both sides
 of a row run the same model on the same prompts, in turns, and the best round of each counts. Decoding is timed without
 the prompts: the engine has them in its cache, from `generate` the time of a one-token call is taken off.
-
-The multi-turn rows play episodes of several turns with uneven answers and tool results (lengths drawn once, equal for
-both sides, instant tools). Their peer is what batch trainers do: all episodes of a batch take a turn together, each
-turn's whole conversation is prefilled anew. It runs on this same engine, so the ratio is the scheduling's alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import inspan  # noqa: F401 (before torch: it sets how OpenMP threads wait)
@@ -119,73 +113,6 @@ def roofline(engine_step: float, net: Any, *, batch: int, context: int, threads:
     row(what, engine_step * 1e3, floor * 1e3, "ms/step", floor / engine_step)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """How many tokens the model says, and what its tool answers."""
-
-    says: int
-    hears: tuple[int, ...]
-
-
-def episodes(count: int, vocab: int) -> list[tuple[tuple[int, ...], list[Turn]]]:
-    """Conversations: a prompt of 120 tokens, 2-8 turns, 6-60 tokens sampled and 10-90 read in each."""
-    draw = random.Random(5)
-    out = []
-    for _ in range(count):
-        turns = [
-            Turn(draw.randint(6, 60), tuple(draw.randrange(vocab) for _ in range(draw.randint(10, 90))))
-            for _ in range(draw.randint(2, 8))
-        ]
-        out.append((tuple(draw.randrange(vocab) for _ in range(120)), turns))
-    return out
-
-
-async def free_running(engine: TorchEngine, jobs: list[tuple[tuple[int, ...], list[Turn]]], width: int) -> None:
-    """Each episode goes on as soon as its tool has answered; `width` of them at a time."""
-    gate = asyncio.Semaphore(width)
-
-    async def play(index: int, context: tuple[int, ...], turns: list[Turn]) -> None:
-        async with gate:
-            for turn in turns:
-                sample = await engine.sample("p", context, SamplingParams(turn.says, seed=index))
-                context += sample.tokens + turn.hears
-
-    await asyncio.gather(*(play(i, *job) for i, job in enumerate(jobs)))
-
-
-async def lock_step(engine: TorchEngine, jobs: list[tuple[tuple[int, ...], list[Turn]]], width: int) -> None:
-    """Batches of `width` episodes take their turns together; nothing is kept from one turn to the next."""
-    lane = engine._lanes["p"]
-    for begin in range(0, len(jobs), width):
-        live = [(i, context, list(turns)) for i, (context, turns) in enumerate(jobs[begin : begin + width])]
-        while live:
-            lane.reset()
-            samples = await asyncio.gather(
-                *(engine.sample("p", c, SamplingParams(turns[0].says, seed=i)) for i, c, turns in live)
-            )
-            after = [(i, c + s.tokens + t[0].hears, t[1:]) for (i, c, t), s in zip(live, samples, strict=True)]
-            live = [job for job in after if job[2]]
-
-
-def multi_turn(net: Any, *, count: int, width: int, threads: int, rounds: int) -> None:
-    """Rows of episodes per second."""
-    torch.set_num_threads(threads)
-    jobs = episodes(count, net.config.vocab_size)
-    ours = peer = float("inf")
-    for _ in range(rounds):
-        for play in (free_running, lock_step):
-            engine = TorchEngine({"p": net}, slots=width, threads=threads)
-            begin = time.perf_counter()
-            asyncio.run(play(engine, jobs, width))
-            seconds = time.perf_counter() - begin
-            if play is free_running:
-                ours = min(ours, seconds)
-            else:
-                peer = min(peer, seconds)
-    where = f"{count} episodes, {width} at a time, {threads} thread(s)"
-    row(f"multi-turn against lock-step with full prefill, {where}", count / ours, count / peer, "episodes/s")
-
-
 def main() -> None:
     """Print all rows."""
     tiny = model(TINY)
@@ -193,7 +120,6 @@ def main() -> None:
         for context in (128, 512):
             step = decode("tiny Llama", tiny, batch=64, context=context, tokens=64, threads=threads, rounds=2)
             roofline(step, tiny, batch=64, context=context + 32, threads=threads)
-    multi_turn(tiny, count=96, width=32, threads=1, rounds=2)
     big = model(SMOLLM2)
     decode("SmolLM2-135M shape", big, batch=8, context=128, tokens=12, threads=2, rounds=3)
 
