@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inspan.config import load
-from inspan.errors import RecipeError
+from inspan.errors import ModelError, RecipeError
 from inspan.train.environment import make_environment
 from inspan.train.setup import Stack, build_stack
 
@@ -40,6 +40,19 @@ def test_the_fingerprint_covers_the_environments_tools_and_the_system_prompt_in_
     assert bare.tools == () and len(rich.tools) == 2 and rich.system_prompt == "Be brief."
     for stack in (plain, full):
         asyncio.run(stack.close())
+
+
+def test_a_policy_that_reads_other_tokens_is_refused(project: Path) -> None:
+    stack = built(project)
+
+    async def serve() -> None:
+        try:
+            await stack.ensure("tiny-single")
+        finally:
+            await stack.close()
+
+    with pytest.raises(ModelError, match="its tokenizer is not that of"):
+        asyncio.run(serve())
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from inspan.config import Agent, Recipe
 from inspan.engine.base import SamplingParams, WeightsRef
 from inspan.engine.openai_engine import OpenAIChat
 from inspan.engine.torch_engine import TorchEngine
-from inspan.errors import RecipeError
+from inspan.errors import ModelError, RecipeError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.renderers import renderer_for
@@ -84,7 +86,9 @@ class Stack:
     async def ensure(self, policy: str) -> None:
         """See that the engine serves a policy: a known name, a shipped model, or the directory of one."""
         if policy not in self.engine.policies and not self._outside(policy):
-            await self.engine.load(policy, WeightsRef(0, path=str(model_directory(policy))))
+            directory = model_directory(policy)
+            _same_tokens(directory, self.directory)
+            await self.engine.load(policy, WeightsRef(0, path=str(directory)))
 
     def _outside(self, policy: str) -> bool:
         return any(agent.base_url and agent.policy == policy for agent in self.recipe.agents.values())
@@ -127,6 +131,18 @@ def _check_context(recipe: Recipe, engine: TorchEngine) -> None:
             where="sampling.max_tokens",
             hint="lower sampling.max_tokens, or raise engine.context",
         )
+
+
+def _same_tokens(directory: Path, model: Path) -> None:
+    """Refuse a policy that would read other tokens than the gateway writes."""
+    files = [folder / "tokenizer.json" for folder in (directory, model)]
+    if all(file.is_file() for file in files):
+        one, other = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+        if one != other:
+            hint = "arms and frozen agents share the tokenizer of `model`; an outside model takes `base_url`"
+            raise ModelError(
+                f"its tokenizer is not that of the recipe's model ({model})", where=str(directory), hint=hint
+            )
 
 
 def _outside_chat(agent: Agent) -> OpenAIChat:
