@@ -14,20 +14,20 @@ from statistics import fmean
 
 from benchmarks.runs import Run, train_all
 
-SWARM, ENTROPY = "recipes/swarm.toml", "recipes/zoo/swarm-entropy-collapse.toml"
-CURED = "cured"
+SWARM = "recipes/swarm.toml"
+TINY, ENTROPY = "recipes/zoo/swarm-tiny-differences.toml", "recipes/zoo/swarm-entropy-collapse.toml"
 ZOO: dict[str, tuple[str, tuple[str, ...]]] = {
     "serial-collapse": ("recipes/zoo/swarm-serial-collapse.toml", ()),
+    "serial-cured": (SWARM, ()),
     "spurious-parallelism": ("recipes/zoo/swarm-spurious-parallelism.toml", ()),
     "spawn-farming": ("recipes/zoo/swarm-spawn-farming.toml", ()),
-    "tiny-differences": ("recipes/zoo/swarm-tiny-differences.toml", ()),
-    CURED: (SWARM, ()),
-    f"{CURED}-wasteful": (SWARM, ("model='tiny-wasteful'",)),
+    "wasteful-cured": (SWARM, ("model='tiny-wasteful'",)),
+    "tiny-differences": (TINY, ()),
+    "tiny-cured": (TINY, ("train.credit='group_mean'",)),
     "entropy-collapse": (ENTROPY, ()),
     "entropy-cured": (ENTROPY, ("train.objective='cispo'",)),
 }
-"""Recipe and settings of each run. The two `cured` are the remedies of the four before them, each on the base of its
-faulty counterpart; `entropy-cured` is that of `entropy-collapse`."""
+"""Recipe and settings of each run. A `…-cured` run is the remedy of the faulty ones before it, on the same base."""
 FIGURES = (
     "item_f1", "parallel_width", "spawned", "spawn_rate", "wide_parallel_rate", "narrow_multi_spawn", "finish_rate",
     "repeat_rate", "tiny_share", "entropy",

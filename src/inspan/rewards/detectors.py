@@ -142,8 +142,8 @@ def spawn_farming(window: Sequence[Row]) -> Finding | None:
 
 def tiny_differences(window: Sequence[Row]) -> Finding | None:
     """Groups whose rewards hardly differ get advantages as large as any: division by a tiny deviation."""
-    share = _mean(window, "tiny_share")
-    if share is None or len(window) < 3 or share < 0.02:
+    share = _late(window, "tiny_share")
+    if share is None or share < 0.02:
         return None
     what = "tiny differences of reward are blown up"
     return Finding("tiny_differences", what, {"tiny_share": share}, "credit group_mean: no division by the deviation")
