@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,8 @@ RECIPES = {
     "lambda-constant": "recipes/study/lambda-constant.toml",
     "joint": "recipes/study/joint.toml",
 }
-WIDE_ONLY = ("tasks.held_out_kinds={ wide = 1 }", "tasks.held_out=48", "eval.tasks=48", 'eval.splits=["held_out"]')
+WIDE_ONLY = ("tasks.held_out_kinds={ wide = 1 }", "tasks.held_out=32", "eval.tasks=32", 'eval.splits=["held_out"]')
+BUDGETS = {"swarm": [6, 8, 10, 14], "single": [6, 10, 14, 20, 30, 44]}
 FIGURES = ("item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "critical_path_s")
 
 
@@ -44,17 +46,20 @@ def scores(outs: dict[int, Path], arm: str, kind: str | None, figure: str) -> di
     return found
 
 
-def sweep(outs: dict[str, dict[int, Path]], budgets: list[int]) -> None:
+def sweep(outs: dict[str, dict[int, Path]], jobs: int) -> None:
     """Item F1 and critical steps on wide tasks (8 to 10 entities) under each budget of critical steps, and the ratio of
     single agent to swarm at the F1 that both reach."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for arm, found in outs.items():
-        for budget in budgets:
-            rows = [_evaluated(out, budget)["by_kind"]["wide"]["trained"] for out in found.values()]
-            means = {figure: round(fmean(row[figure] for row in rows), 4) for figure in ("item_f1", "critical_steps")}
+        asked = [(out, budget) for budget in BUDGETS[arm] for out in found.values()]
+        with ThreadPoolExecutor(jobs) as pool:
+            rows = dict(zip(asked, pool.map(_evaluated, asked), strict=True))
+        for budget in BUDGETS[arm]:
+            some = [rows[out, budget] for out in found.values()]
+            means = {figure: round(fmean(row[figure] for row in some), 4) for figure in ("item_f1", "critical_steps")}
             curves.setdefault(arm, []).append((means["critical_steps"], means["item_f1"]))
-            say(what="budget", arm=arm, budget=budget, seeds=len(rows), **means)
-    if {"swarm", "single"} <= set(curves):
+            say(what="budget", arm=arm, budget=budget, seeds=len(some), **means)
+    if len(curves) > 1:
         reached = min(max(f1 for _, f1 in curve) for curve in curves.values())
         steps = {arm: round(first_reached(curve, reached), 2) for arm, curve in curves.items()}
         ratio = round(steps["single"] / steps["swarm"], 2)
@@ -70,11 +75,13 @@ def bound() -> float:
     return fmean(alone) / fmean(2 * n + 1 + 2 for n in facts)
 
 
-def _evaluated(out: Path, budget: int) -> dict[str, Any]:
+def _evaluated(asked: tuple[Path, int]) -> dict[str, float]:
+    """The figures of a finished run on wide tasks under another budget of critical steps."""
+    out, budget = asked
     settings = [f"limits.critical_steps={budget}", 'eval.arms={ trained = { policy = "policy" } }', *WIDE_ONLY]
     extra = [part for text in settings for part in ("--set", text)]
     command = [sys.executable, "-m", "inspan", "eval", str(out), *extra, "--json"]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["by_kind"]["wide"]["trained"]
 
 
 def _run(arm: str, seed: int, options: argparse.Namespace) -> Run:
@@ -92,7 +99,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
-    parser.add_argument("--budgets", type=int, nargs="*", default=[6, 8, 10, 14, 20, 30, 44])
+    parser.add_argument("--sweep", action=argparse.BooleanOptionalAction, default=True, help="of budgets, at the end")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, one thread each")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="passed to every training")
     options = parser.parse_args(arguments)
@@ -113,7 +120,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
             )
             row = {"mean": round(delta.mean, 4), "low": round(delta.low, 4), "high": round(delta.high, 4)}
             say(what="swarm item F1 minus", arm=other, kind=kind or "all", tasks=delta.n, **row)
-    sweep({arm: found for arm, found in outs.items() if arm in ("swarm", "single")}, options.budgets)
+    if options.sweep:
+        sweep({arm: found for arm, found in outs.items() if arm in BUDGETS}, options.jobs)
 
 
 if __name__ == "__main__":
