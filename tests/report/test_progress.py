@@ -84,7 +84,8 @@ def test_on_a_terminal_a_panel_shows_the_state():
 
 def test_the_console_decides_which_view():
     assert isinstance(make_progress(Console(file=io.StringIO())), PlainProgress)
-    assert isinstance(make_progress(Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})), LiveProgress)
+    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    assert isinstance(make_progress(terminal), LiveProgress)
 
 
 @pytest.mark.parametrize(
