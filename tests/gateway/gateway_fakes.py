@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -172,3 +176,16 @@ def tokens_of(nodes: Sequence[Node], node: int | None) -> Tokens:
     while node is not None:
         out, node = by_id[node].tokens + out, by_id[node].parent
     return out
+
+
+def heard_until_killed(script: str, store: Path, lines: int) -> list[str]:
+    """What a process said before `kill -9`, sent after so many lines: whole lines only. The script gets the store's
+    path and this folder as its arguments."""
+    command = [sys.executable, "-c", textwrap.dedent(script), str(store), str(Path(__file__).parent)]
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert victim.stdout is not None
+    heard = [victim.stdout.readline() for _ in range(lines)]
+    victim.kill()
+    heard += [line for line in victim.stdout.readlines() if line.endswith("\n")]
+    victim.wait()
+    return [line.strip() for line in heard]

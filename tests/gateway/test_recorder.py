@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
-from gateway_fakes import ASK, MAIN, Desk, scripted
+from gateway_fakes import ASK, MAIN, Desk, heard_until_killed, scripted
 
 from inspan.gateway.transport import IN_PROCESS_URL
 from inspan.trace.chains import chains
@@ -119,13 +114,7 @@ _VICTIM = """
 
 def test_what_was_answered_to_many_at_once_survives_kill_9(tmp_path):
     path = tmp_path / "t.db"
-    command = [sys.executable, "-c", textwrap.dedent(_VICTIM), str(path), str(Path(__file__).parent)]
-    victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert victim.stdout is not None
-    heard = [victim.stdout.readline() for _ in range(60)]
-    os.kill(victim.pid, signal.SIGKILL)
-    heard += [line for line in victim.stdout.readlines() if line.endswith("\n")]
-    victim.wait()
+    heard = heard_until_killed(_VICTIM, path, 60)
     told = {tuple(line.split()) for line in heard}
     with TraceStore(path, create=False) as store:
         stored = {row.id: store.load(row.id) for row in store.rollouts()}

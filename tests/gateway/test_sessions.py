@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import openai
 import pytest
@@ -21,6 +15,7 @@ from gateway_fakes import (
     Desk,
     SlowEngine,
     call,
+    heard_until_killed,
     ids,
     results,
     returned,
@@ -468,13 +463,7 @@ _VICTIM = """
 
 def test_what_was_answered_survives_kill_9(tmp_path):
     path = tmp_path / "t.db"
-    command = [sys.executable, "-c", textwrap.dedent(_VICTIM), str(path), str(Path(__file__).parent)]
-    victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert victim.stdout is not None
-    heard = [victim.stdout.readline().strip() for _ in range(25)]
-    os.kill(victim.pid, signal.SIGKILL)
-    heard += [line.strip() for line in victim.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
-    victim.wait()
+    heard = heard_until_killed(_VICTIM, path, 25)
     stored = TraceStore(path, create=False).load("r")
     assert {f"chatcmpl-{c.id}" for c in stored.calls} >= set(heard)
     chains(stored.sessions, stored.nodes, stored.calls)

@@ -29,7 +29,7 @@ A Llama of {parameters:,} parameters ({shape.layers} layers, width {shape.width}
 stands for the strong base model of the published recipes: it searches, reads, copies names that it never saw, and can
 delegate. It knows nothing but the library tools of `inspan.harness` and is of no use outside of them.
 
-Made by `{command}` (seed {recipe.seed}); every bit follows from recipe and seed.
+Made by `{command}` (seed {recipe.seed}); the data and their order follow from recipe and seed.
 
 **Data.** Demonstrations of a scripted expert in the real environment, {1 - recipe.real_share:.0%} of them in
 {recipe.worlds} made-up worlds (names glued from place names, values at random) and the rest over the countries and
