@@ -32,10 +32,10 @@ from starlette.routing import Route
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from inspan.engine.base import Sample
-from inspan.gateway import app as gateway_app
 from inspan.gateway import exchange as gateway_exchange
 from inspan.gateway.app import CANCELS
 from inspan.gateway.base import Limits, Role
+from inspan.gateway.dialects.chat import Chat
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.live import LiveRollout
 from inspan.gateway.render import ChatML
@@ -280,12 +280,12 @@ class Stopwatch:
 async def breakdown(ours: Ours, requests: list[list[bytes]]) -> None:
     """Print where the time of a call goes, one session after the other, without client or socket."""
     watch, post = Stopwatch(), direct(ours.gateway.app)
-    watch.wrap(gateway_app, "parse_request", "parse the body")
+    watch.wrap(Chat, "parse", "parse the body")
     watch.wrap(gateway_exchange.Exchange, "__init__", "admit, match, render")
     watch.wrap(gateway_exchange.Exchange, "_record", "read back and record")
     watch.wrap(LiveRollout, "turn_seed", "seed")
     watch.wrap(ours.store, "commit_call", "store commit (within: read back and record)")
-    watch.wrap(gateway_app, "encode_reply", "encode the reply")
+    watch.wrap(Chat, "encode", "encode the reply")
     calls, begun = 0, time.process_time()
     for _ in range(4):
         for base, bodies in zip(ours.open(), requests, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inspan.errors import InputError, RequestError
-from inspan.gateway.chat import parse_request
+from inspan.gateway.dialects.chat import CHAT
 from inspan.gateway.transport import IN_PROCESS_URL, serve
 
 GOOD = {"model": "main", "messages": ASK}
@@ -258,7 +258,7 @@ def test_whatever_is_sent_is_answered_and_never_with_a_500(bodies, headers):
 @given(st.binary(max_size=60))
 def test_bytes_are_parsed_or_refused(raw):
     try:
-        parse_request(raw)
+        CHAT.parse(raw)
     except RequestError as error:
         assert error.status == 400
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inspan.engine.base import Sample
 from inspan.errors import EngineError
-from inspan.gateway.render import ChatML, parse_hermes
+from inspan.gateway.render import THINK, ChatML, parse_hermes
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
 from inspan.gateway.transport import serve
 
@@ -192,10 +192,9 @@ async def test_the_loopback_server_says_the_same_bytes(stream):
 # ---- the pure parts ---------------------------------------------------------------------------------------------
 
 TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
-PARTS = st.lists(
-    st.one_of(TEXTS, st.sampled_from(["\n", "<tool_call>", "</tool_call>", "<tool", call(query="a"), "stop", "sto"])),
-    max_size=8,
-)
+MARKS = ["\n", "<tool_call>", "</tool_call>", "<tool", "stop", "sto", "<think>", "</think>", "<thin", call(query="a")]
+PARTS = st.lists(st.one_of(TEXTS, st.sampled_from(MARKS)), max_size=8)
+TURNS = st.one_of(PARTS, PARTS.map(lambda parts: ["<think>", *parts]))
 
 
 @settings(max_examples=150, deadline=None)
@@ -214,18 +213,20 @@ def test_pieces_concatenate_to_the_text_and_split_no_character(written, cut):
 
 
 @settings(max_examples=200, deadline=None)
-@given(parts=PARTS, stops=st.lists(st.sampled_from(["stop", "sto", "\n\n", "x"]), max_size=2, unique=True))
+@given(parts=TURNS, stops=st.lists(st.sampled_from(["stop", "sto", "\n\n", "x"]), max_size=2, unique=True))
 def test_what_was_shown_is_a_prefix_of_what_the_message_shows(parts, stops):
-    finder, showing = StopFinder(stops), Showing("<tool_call>", stops)
-    shown = ""
+    finder, showing = StopFinder(stops), Showing("<tool_call>", stops, THINK)
+    shown = []
     for part in parts:
         for piece in (part[: len(part) // 2], part[len(part) // 2 :]):
             before = len(finder.text)
             if finder.at is None and not finder.push(piece):
                 shown += showing.push(finder.text[before:])
-    final = parse_hermes(finder.text).shown
-    assert final.startswith(shown)
-    assert shown + showing.finish(final) == final
+    final = parse_hermes(finder.text)
+    shown += showing.finish(final.reasoning, final.shown)
+    for kind, expected in (("reasoning", final.reasoning), ("text", final.shown)):
+        assert "".join(piece.text for piece in shown if piece.kind == kind) == expected
+    assert [piece.kind for piece in shown] == sorted(piece.kind for piece in shown), "thinking comes first"
     whole = "".join(parts)
     hits = [whole.find(stop) for stop in stops if stop in whole]
     assert finder.text == (whole[: min(hits)] if hits else whole)
@@ -237,7 +238,7 @@ def test_reading_back_never_raises_and_loses_no_text(parts):
     text = "".join(parts)
     parsed = parse_hermes(text)
     assert all(c.name or c.error for c in parsed.calls)
-    if "<tool_call>" not in text:
+    if "<tool_call>" not in text and not text.lstrip().startswith("<think>"):
         assert parsed.shown == text.strip("\n")
     for unnamed in (c for c in parsed.calls if not c.name):
         assert unnamed.arguments in parsed.shown

@@ -8,11 +8,12 @@ source is silent. The descriptions are the source of `docs/recipes.md`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 Credit = Literal["group_mean", "group_mean_std", "per_turn", "gamma"]
@@ -176,6 +177,23 @@ class Agent(Section):
     stages: list[Stage] = Field(default=[], description="Policies by training progress, ascending; frozen roles only.")
     base_url: str = Field(default="", description="OpenAI-compatible server of an outside model, e.g. for a judge.")
     api_key_env: str = Field(default="", description="Environment variable that holds that server's key.")
+    model: str = Field(
+        default="", description="Regular expression: model names (whole) that a foreign program sends for this role."
+    )
+    system: str = Field(
+        default="", description="Regular expression: found in the system message of this role's requests."
+    )
+
+    @field_validator("model", "system")
+    @classmethod
+    def _expression(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise PydanticCustomError(
+                "combo", "`{value}` is no regular expression: {error}", {"value": value, "error": str(error)}
+            ) from None
+        return value
 
     @model_validator(mode="before")
     @classmethod

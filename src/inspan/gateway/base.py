@@ -6,6 +6,7 @@ models of its roles, under its limits, with an unguessable key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,11 +17,25 @@ from inspan.trace.records import Call, Node, Session
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """An agent's place in the harness: `name` is what the harness sends as `model`."""
+    """An agent's place in the harness: `name` is what the harness sends as `model`.
+
+    For programs that send other names, a role may have rules: requests whose model name matches `model` in full, and in
+    whose system message `system` is found, are its own. A role without rules is only called by its name.
+    """
 
     name: str
     policy: str
     trainable: bool
+    model: re.Pattern[str] | None = None
+    system: re.Pattern[str] | None = None
+
+    def fits(self, model: str, system: str) -> bool:
+        """Whether the rules take a request."""
+        if self.model is None and self.system is None:
+            return False
+        if self.model is not None and self.model.fullmatch(model) is None:
+            return False
+        return self.system is None or self.system.search(system) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from inspan.engine.base import Engine, Sample, SamplingParams
 from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
-from inspan.gateway.chat import ChatRequest
-from inspan.gateway.live import LiveRollout, SessionState
+from inspan.gateway.live import LiveRollout, SessionState, thinking_id
 from inspan.gateway.render import Parsed, Reader
-from inspan.gateway.reply import Choice, Reply, Usage, logprob_entries
+from inspan.gateway.reply import Choice, Piece, Reply, Usage, logprob_entries
+from inspan.gateway.request import ModelRequest
 from inspan.gateway.schema import call_error
 from inspan.gateway.scribe import Scribe, shared
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
@@ -36,10 +36,10 @@ class Listener:
     The engine may call it from a thread of its own.
     """
 
-    def __init__(self, renderer: Reader, stops: Sequence[str], show: Callable[[str], None] | None) -> None:
+    def __init__(self, renderer: Reader, stops: Sequence[str], show: Callable[[Piece], None] | None) -> None:
         self._detokeniser = Detokeniser(renderer.decode)
         self._finder = StopFinder(stops)
-        self._showing = Showing(renderer.call_marker, stops)
+        self._showing = Showing(renderer.call_marker, stops, renderer.think_marks)
         self._show = show
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -50,16 +50,16 @@ class Listener:
         self._heard += len(ids)
         return self._take(self._detokeniser.push(ids))
 
-    def finish(self, tokens: Sequence[int]) -> tuple[str, bool]:
-        """The whole text, and whether a stop string cut it. `tokens` are all that were sampled."""
+    def finish(self, tokens: Sequence[int]) -> tuple[str, str | None]:
+        """The whole text, and the stop string that cut it, if one did. `tokens` are all that were sampled."""
         if self._heard < len(tokens):
             self._take(self._detokeniser.push(tokens[self._heard :]))
         self._take(self._detokeniser.finish())
-        return self._finder.text, self._finder.at is not None
+        return self._finder.text, self._finder.found
 
-    def remainder(self, content: str) -> str:
-        """What of the content has not been shown."""
-        return self._showing.finish(content)
+    def remainder(self, choice: Choice) -> list[Piece]:
+        """What of the thinking and the content has not been shown."""
+        return self._showing.finish(choice.reasoning, choice.content)
 
     def _take(self, piece: str) -> bool:
         if self._finder.at is not None:
@@ -67,11 +67,11 @@ class Listener:
         before = len(self._finder.text)
         stopped = self._finder.push(piece)
         if self._show is not None and not stopped:
-            shown = self._showing.push(self._finder.text[before:])
-            if shown and threading.get_ident() == self._thread:
-                self._show(shown)
-            elif shown:
-                self._loop.call_soon_threadsafe(self._show, shown)
+            for shown in self._showing.push(self._finder.text[before:]):
+                if threading.get_ident() == self._thread:
+                    self._show(shown)
+                else:
+                    self._loop.call_soon_threadsafe(self._show, shown)
         return stopped
 
 
@@ -113,7 +113,7 @@ class Exchange:
         self,
         live: LiveRollout,
         state: SessionState,
-        request: ChatRequest,
+        request: ModelRequest,
         scribe: Scribe,
         engine: Engine,
         fault_key: object,
@@ -138,17 +138,13 @@ class Exchange:
             for i, serial in enumerate(self._serials)
         ]
 
-    @property
-    def reply_id(self) -> str:
-        """The id that the dialect wants."""
-        return f"chatcmpl-{self._flights[0].call_id}"
+    def head(self, created: int) -> Reply:
+        """The reply as far as it is known before anything is sampled."""
+        name = self.request.model or self.state.record.agent
+        thinking = thinking_id(self.live.turn_seed(self.state, self._laid.leaf, self._serials[0]))
+        return Reply(self._flights[0].call_id, created, name, (), Usage(len(self.prompt), 0), thinking)
 
-    @property
-    def model(self) -> str:
-        """The model's name as the harness knows it."""
-        return self.request.model or self.state.record.agent
-
-    def listener(self, show: Callable[[str], None] | None = None) -> Listener | None:
+    def listener(self, show: Callable[[Piece], None] | None = None) -> Listener | None:
         """What listens to a choice while it is sampled; None when nothing has to."""
         if show is None and not self.request.stop:
             return None
@@ -168,7 +164,7 @@ class Exchange:
         """The reply, once all choices are there; a fault of the same request before is mended."""
         self.live.faults.pop(self.fault_key, None)
         usage = Usage(len(self.prompt), self.completion_tokens, self.cached)
-        return Reply(self.reply_id, created, self.model, tuple(choices), usage)
+        return replace(self.head(created), choices=tuple(choices), usage=usage)
 
     async def choice(self, index: int, listener: Listener | None) -> Choice:
         """Sample, read back and commit one choice. Raises `RequestError`, `InfrastructureError` or `StoreError`."""
@@ -213,7 +209,7 @@ class Exchange:
             max_tokens=most,
             temperature=request.temperature if own and request.temperature is not None else base.temperature,
             top_p=request.top_p if own and request.top_p is not None else base.top_p,
-            top_k=base.top_k,
+            top_k=request.top_k if own and request.top_k is not None else base.top_k,
             stop_ids=self._renderer.stop_ids,
             seed=seed,
             top_logprobs=request.top_logprobs if request.logprobs else 0,
@@ -231,14 +227,19 @@ class Exchange:
         self, flight: Flight, index: int, seed: bytes, sample: Sample, listener: Listener | None
     ) -> Choice:
         if listener is None:
-            text, cut = self._renderer.decode(sample.tokens), False
+            text, cut = self._renderer.decode(sample.tokens), None
         else:
             text, cut = listener.finish(sample.tokens)
         parsed = self._renderer.parse_text(text)
         calls = self._calls(flight.turn, seed, parsed)
         named = tuple(call for call in calls if call.name)
-        finish = "length" if sample.stop == "length" and not cut else "tool_calls" if named else "stop"
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.shown}
+        finish = "length" if sample.stop == "length" and cut is None else "tool_calls" if named else "stop"
+        begun = self.request.messages[-1]["content"] if self.request.prefill else ""
+        message: dict[str, Any] = {"role": "assistant", "content": begun + parsed.shown}
+        reasoning_id = ""
+        if parsed.reasoning:
+            reasoning_id = thinking_id(seed)
+            message |= {"reasoning": parsed.reasoning, "reasoning_id": reasoning_id}
         if named:
             message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in named]
         if self.request.tool_choice not in (None, "auto"):
@@ -249,7 +250,7 @@ class Exchange:
         logprobs = None
         if self.request.logprobs:
             logprobs = logprob_entries(sample, self._renderer.token_bytes, self._renderer.stop_ids)
-        return Choice(index, parsed.shown, named, finish, logprobs)
+        return Choice(index, parsed.shown, named, finish, logprobs, parsed.reasoning, reasoning_id, cut)
 
     def _calls(self, turn: int, seed: bytes, parsed: Parsed) -> tuple[ToolCall, ...]:
         if not parsed.calls:

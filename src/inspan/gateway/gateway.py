@@ -25,7 +25,6 @@ from inspan.engine.base import Engine, SamplingParams
 from inspan.errors import InputError, RequestError, StoreError
 from inspan.gateway.app import App
 from inspan.gateway.base import Grant, Limits, OutsideChat, Role, Trace
-from inspan.gateway.chat import ChatRequest
 from inspan.gateway.exchange import Exchange, check_room, sealed
 from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.outside import OutsideExchange
@@ -33,9 +32,10 @@ from inspan.gateway.recorder import Recorder
 from inspan.gateway.render import Renderer
 from inspan.gateway.renderers import scribe_for
 from inspan.gateway.reply import Reply
+from inspan.gateway.request import ModelRequest
 from inspan.gateway.retries import Ask
 from inspan.gateway.scribe import LARGE, Scribe
-from inspan.gateway.streaming import stream_exchange, stream_reply
+from inspan.gateway.streaming import KEEP_ALIVE_S, stream_exchange, stream_reply
 from inspan.gateway.template import TemplateRenderer
 from inspan.trace.store import TraceStore
 
@@ -57,8 +57,10 @@ class Gateway:
         outside: Mapping[str, OutsideChat] | None = None,
         clock: Callable[[], float] = time.time,
         max_body: int = MAX_BODY,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self.max_body = max_body
+        self.keep_alive_s = keep_alive_s
         self.clock = clock
         self._engine, self._engines = engine, dict(engines or {})
         self._scribe: Scribe = scribe_for(renderer)
@@ -165,9 +167,9 @@ class Gateway:
             raise sealed()
         raise RequestError("the API key is unknown", status=401, code="invalid_api_key")
 
-    async def reply(self, live: LiveRollout, request: ChatRequest, ask: Ask) -> Reply:
+    async def reply(self, live: LiveRollout, request: ModelRequest, ask: Ask) -> Reply:
         """Serve a request that is not streamed."""
-        state = live.session(request.model, ask.parent_call)
+        state = live.session(request, ask)
         shared = await state.replies.shared(ask)
         if shared is not None:
             return shared
@@ -183,9 +185,9 @@ class Gateway:
         finally:
             answer.cancel()
 
-    async def stream(self, live: LiveRollout, request: ChatRequest, ask: Ask) -> AsyncGenerator[bytes, None]:
+    async def stream(self, live: LiveRollout, request: ModelRequest, ask: Ask) -> AsyncGenerator[bytes, None]:
         """Serve a request as server-sent events. What is raised before the first piece has a status of its own."""
-        state = live.session(request.model, ask.parent_call)
+        state = live.session(request, ask)
         shared = await state.replies.shared(ask)
         if shared is not None:
             yield stream_reply(shared, request)
@@ -198,11 +200,18 @@ class Gateway:
                 yield stream_reply(reply, request)
                 return
             exchange = await self._exchange(live, state, request, ask)
-            async with aclosing(stream_exchange(exchange, int(self.clock()), answer)) as pieces:
+            async with aclosing(stream_exchange(exchange, int(self.clock()), answer, self.keep_alive_s)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
             answer.cancel()
+
+    async def count(self, live: LiveRollout, request: ModelRequest, ask: Ask) -> int:
+        """How many tokens a request's prompt has; nothing is recorded."""
+        state = live.session(request, ask)
+        scribe = self._scribes.get(state.record.policy, self._scribe)
+        live.settle()
+        return len(state.lay(scribe, live.graph, live.resolved(request)).prompt)
 
     def models(self, live: LiveRollout) -> list[str]:
         """The models that a key may call."""
@@ -210,16 +219,18 @@ class Gateway:
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    async def _ask_outside(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Reply:
+    async def _ask_outside(self, live: LiveRollout, state: SessionState, request: ModelRequest, ask: Ask) -> Reply:
         policy = state.record.policy
         scribe = self._scribes.get(policy, self._scribe)
+        request = live.resolved(request)
         exchange = OutsideExchange(live, state, request, scribe, (state.record.id, ask.body))
         return await exchange.reply(self._outside[policy], int(self.clock()))
 
-    async def _exchange(self, live: LiveRollout, state: SessionState, request: ChatRequest, ask: Ask) -> Exchange:
+    async def _exchange(self, live: LiveRollout, state: SessionState, request: ModelRequest, ask: Ask) -> Exchange:
         policy = state.record.policy
         scribe = self._scribes.get(policy, self._scribe)
         live.latest[ask.parent_call] = request
+        request = live.resolved(request)
         engine = self._engines.get(policy, self._engine)
         characters = sum(len(message["content"]) for message in request.messages)
         if characters > LARGE:

@@ -20,9 +20,10 @@ from typing import Any
 from inspan.engine.base import SamplingParams
 from inspan.errors import RequestError, StoreError
 from inspan.gateway.base import Grant, Limits, Role, Trace
-from inspan.gateway.chat import ChatRequest
+from inspan.gateway.dialects import checks
 from inspan.gateway.recorder import Entry, Recorder
-from inspan.gateway.retries import Replies
+from inspan.gateway.request import ModelRequest
+from inspan.gateway.retries import Ask, Replies
 from inspan.gateway.scribe import Laid, Scribe
 from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
@@ -43,13 +44,15 @@ class SessionState:
     replies: Replies = field(default_factory=Replies)
     laid: tuple[Sequence[KeyedMessage], Match] | None = None  # the messages laid last, and where they led
 
-    def lay(self, scribe: Scribe, graph: MessageGraph, request: ChatRequest) -> Laid:
+    def lay(self, scribe: Scribe, graph: MessageGraph, request: ModelRequest) -> Laid:
         """Lay a request onto the session's graph; what the last request has laid is not matched again."""
         known = None
         if self.laid is not None and self.laid[0] is request.continues:
             known = self.laid[1]
-        laid = scribe.lay(graph, self.record.id, request.messages, known)
-        self.laid = (request.messages, Match(laid.leaf, len(request.messages), None))
+        messages = request.messages[:-1] if request.prefill else request.messages
+        prefill = request.messages[-1] if request.prefill else None
+        laid = scribe.lay(graph, self.record.id, messages, known, prefill)
+        self.laid = None if request.prefill else (messages, Match(laid.leaf, len(messages), None))
         return laid
 
 
@@ -97,19 +100,16 @@ class LiveRollout:
         self._states: dict[tuple[str | None, str], SessionState] = {}
         self._minted: dict[str, Minted] = {}
         self._digests: dict[int, bytes] = {}
-        self.latest: dict[str | None, ChatRequest] = {}  # by parent call: the request that the next may continue
+        self.latest: dict[str | None, ModelRequest] = {}  # by parent call: the request that the next may continue
         self._committed: set[int] = set()
         self._recorded: list[Session] = []  # sessions with a committed call, in the order of the first
         self._admitted = 0
 
     # ---- sessions and limits ------------------------------------------------------------------------------------
 
-    def session(self, model: str, parent_call: str | None) -> SessionState:
+    def session(self, request: ModelRequest, ask: Ask) -> SessionState:
         """The session of a request; opened when it is the first. Raises `RequestError` for an unknown model or call."""
-        role = self.roles.get(model or self._default_role)
-        if role is None:
-            known = ", ".join(sorted(self.roles))
-            raise RequestError(f"there is no model {model!r}; models: {known}", status=404, code="model_not_found")
+        role, parent_call = self._role(request, ask.role), ask.parent_call
         state = self._states.get((parent_call, role.name))
         if state is not None:
             return state
@@ -126,6 +126,47 @@ class LiveRollout:
         origin = _digest(minted.seed, b"%d" % minted.index, role.name.encode())
         name = f"{above.id}/{minted.turn}.{minted.index}:{role.name}"
         return self._open(Session(name, role.name, role.policy, role.trainable, above.id, parent_call), origin)
+
+    def _role(self, request: ModelRequest, named: str | None) -> Role:
+        """The role that the path names, else that of the model's name, else the first whose rules fit."""
+        name = named if named is not None else request.model or self._default_role
+        role = self.roles.get(name)
+        if role is not None:
+            return role
+        if named is None:
+            system = request.messages[0]["content"] if request.messages[0]["role"] == "system" else ""
+            for role in self.roles.values():
+                if role.fits(request.model, system):
+                    return role
+        known = ", ".join(sorted(self.roles))
+        raise RequestError(f"there is no model {name!r:.80}; models: {known}", status=404, code="model_not_found")
+
+    def resolved(self, request: ModelRequest) -> ModelRequest:
+        """A request with the messages of the answer before it that it goes on from. Raises `RequestError`.
+
+        The instructions and tools of that answer's request are not taken over.
+        """
+        if request.previous is None:
+            return request
+        self.settle()
+        node = next((c.node for c in reversed(self.calls) if f"resp_{c.id}" == request.previous), None)
+        if node is None:
+            raise RequestError(
+                f"there is no response {request.previous!r:.80} in this rollout",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        before = [KeyedMessage(self.graph.nodes[at].message) for at in self.graph.path(node)]
+        if before[0].get("instructions"):
+            before = before[1:]
+        elif "tools" in before[0]:
+            before[0].pop("tools")
+        own = list(request.messages)
+        root = own[:1] if own and own[0].get("instructions") else []
+        messages = [*root, *before, *own[len(root) :]]
+        if request.tools and not root:  # the tools stand on a system message of the conversation before
+            checks.with_tools(messages, request.tools, lambda: KeyedMessage(role="system", content=""))
+        return replace(request, messages=messages, previous=None, continues=None)
 
     def admit(self, state: SessionState, choices: int) -> int:
         """Begin `choices` turns of a session; returns the first's index. Raises `RequestError` (403) at a limit."""
@@ -305,3 +346,8 @@ class LiveRollout:
 def _digest(*parts: bytes) -> bytes:
     """A hash of parts: all but the last are digests, numbers or fixed words, so none runs into the next."""
     return blake2b(b"/".join(parts), digest_size=16).digest()
+
+
+def thinking_id(seed: bytes) -> str:
+    """What stands for a turn's thinking where the harness does not see its text; `seed` is the turn's."""
+    return "rs_" + _digest(seed, b"thinking").hex()[:24]

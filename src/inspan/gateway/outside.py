@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
 from inspan.gateway.base import OutsideChat
-from inspan.gateway.chat import ChatRequest
+from inspan.gateway.dialects.chat_out import chat_body
 from inspan.gateway.exchange import Flight, as_fault, sealed
 from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.render import ParsedCall
 from inspan.gateway.reply import Choice, Reply, Usage
+from inspan.gateway.request import ModelRequest
 from inspan.gateway.schema import call_error
 from inspan.gateway.scribe import Scribe
 from inspan.trace.graph import content_text
@@ -31,7 +32,7 @@ class OutsideExchange:
     """A request to an outside model, admitted and laid. Raises `RequestError` at a limit."""
 
     def __init__(
-        self, live: LiveRollout, state: SessionState, request: ChatRequest, scribe: Scribe, fault_key: object
+        self, live: LiveRollout, state: SessionState, request: ModelRequest, scribe: Scribe, fault_key: object
     ) -> None:
         self._live, self._state, self._request, self._scribe = live, state, request, scribe
         self._fault_key = fault_key
@@ -61,11 +62,11 @@ class OutsideExchange:
             raise self._fault(EngineError(f"an outside answer that cannot be read: {error!r}")) from error
         live.faults.pop(self._fault_key, None)
         name = self._request.model or state.record.agent
-        return Reply(f"chatcmpl-{self._flights[0].call_id}", created, name, tuple(choices), counted)
+        return Reply(self._flights[0].call_id, created, name, tuple(choices), counted)
 
     async def _ask(self, chat: OutsideChat) -> Mapping[str, Any]:
         live, state, first = self._live, self._state, self._flights[0]
-        body = {key: value for key, value in self._request.body.items() if key not in ("stream", "stream_options")}
+        body = chat_body(self._request)
         body["model"] = state.record.policy
         first.task = asyncio.current_task()
         live.flights.update(self._flights)

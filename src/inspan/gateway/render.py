@@ -36,11 +36,13 @@ class Parsed:
     """A sampled assistant message, read back: the text around its calls, and the calls.
 
     `shown` is what a harness sees as content: `content` with the text of calls that have no name left in its place.
+    `reasoning` is the thinking before it.
     """
 
     content: str
     calls: tuple[ParsedCall, ...] = ()
     shown: str = ""
+    reasoning: str = ""
 
 
 class Reader(Protocol):
@@ -49,6 +51,7 @@ class Reader(Protocol):
     name: str
     stop_ids: tuple[int, ...]
     call_marker: str  # text that opens a tool call: what follows is held back from a stream until it is parsed
+    think_marks: tuple[str, str] | None  # texts around leading thinking; None: it cannot be told while it comes
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled message back; never raises on what a model may write."""
@@ -82,6 +85,10 @@ class Renderer(Reader, Protocol):
         """The generation prompt."""
         ...
 
+    def begun(self, message: Message) -> Tokens:
+        """What follows the generation prompt when the beginning of the assistant's message is given."""
+        ...
+
 
 class ChatML:
     """ChatML with Hermes tool calls: `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`.
@@ -93,6 +100,7 @@ class ChatML:
     def __init__(self, tokenizer: Any, *, compact: bool = False) -> None:
         self.name = "chatml-compact" if compact else "chatml"
         self.call_marker = "<tool_call>"
+        self.think_marks: tuple[str, str] | None = THINK
         self._tok = tokenizer
         self._compact = compact
         self._start = self._control("<|im_start|>")
@@ -132,6 +140,10 @@ class ChatML:
         """The generation prompt."""
         return (*self._glue(after), *self._role("assistant"))
 
+    def begun(self, message: Message) -> Tokens:
+        """The text of a message that the model is to go on with."""
+        return self._encode_plain(self.text(message))
+
     def spoken(self, message: Message) -> Tokens:
         """What the model would have sampled to say a message, its end of turn included (for demonstrations)."""
         return (*self._encode_plain(self.text(message)), self._end)
@@ -139,6 +151,8 @@ class ChatML:
     def text(self, message: Message) -> str:
         """The text between the role line and the end of turn."""
         content = message.get("content") or ""
+        if message.get("reasoning"):
+            content = f"{THINK[0]}\n{message['reasoning']}\n{THINK[1]}\n\n{content}"
         parts = [content] if content else []
         if message.get("tools"):
             parts.append(self._tools(message["tools"]))
@@ -250,18 +264,30 @@ def format_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
 
 
+THINK = ("<think>", "</think>")
+
+
+def split_thinking(text: str, marks: tuple[str, str] = THINK) -> tuple[str, str]:
+    """Leading thinking without its marks, and the rest. Thinking that is not closed is all there is."""
+    begun = text.lstrip()
+    if not begun.startswith(marks[0]):
+        return "", text
+    thought, _, rest = begun[len(marks[0]) :].partition(marks[1])
+    return thought.strip("\n"), rest
+
+
 def parse_hermes(text: str) -> Parsed:
-    """Split text into content and tool calls. An unclosed or unparseable call keeps its text, with an error."""
+    """Split text into thinking, content and calls. An unclosed or unparseable call keeps its text, with an error."""
     content: list[str] = []
     shown: list[str] = []
     calls: list[ParsedCall] = []
-    rest = text
+    reasoning, rest = split_thinking(text)
     while True:
         before, opened, after = rest.partition("<tool_call>")
         content.append(before.strip("\n"))
         shown.append(content[-1])
         if not opened:
-            return Parsed("\n".join(filter(None, content)), tuple(calls), "\n".join(filter(None, shown)))
+            return Parsed("\n".join(filter(None, content)), tuple(calls), "\n".join(filter(None, shown)), reasoning)
         body, closed, rest = after.partition("</tool_call>")
         calls.append(_parse_call(body.strip(), closed=bool(closed)))
         if not calls[-1].name:

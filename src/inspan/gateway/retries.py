@@ -21,11 +21,12 @@ REMEMBERED: Final = 16  # answers of a session
 class Ask:
     """What a request says beside its body: the tool call that it is made for, and whether it repeats another.
 
-    `body` tells bodies apart.
+    `body` tells bodies apart; `role` is the one that the path names, whatever the model's name.
     """
 
     body: object
     parent_call: str | None = None
+    role: str | None = None
     retry: bool = False
     idempotency_key: str | None = None
 

@@ -38,8 +38,18 @@ class Scribe(Protocol):
         """What reads samples back."""
         ...
 
-    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
-        """Match the messages (`known`: where the first of them led before), enter the new ones; where that leads."""
+    def lay(
+        self,
+        graph: MessageGraph,
+        session: str,
+        messages: Sequence[Message],
+        known: Match | None = None,
+        prefill: Message | None = None,
+    ) -> Laid:
+        """Match the messages (`known`: where the first of them led before), enter the new ones; where that leads.
+
+        `prefill` is the beginning of the assistant's turn: the sample goes on from its text, as part of the opening.
+        """
         ...
 
     async def prepare(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> None:
@@ -73,7 +83,14 @@ class DeltaScribe:
         self._deltas: OrderedDict[Hashable, Tokens] = OrderedDict()
         self._prepared: dict[Hashable, Tokens] = {}
 
-    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
+    def lay(
+        self,
+        graph: MessageGraph,
+        session: str,
+        messages: Sequence[Message],
+        known: Match | None = None,
+        prefill: Message | None = None,
+    ) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""
         match = graph.match(session, messages, known)
         leaf, fork = match.node, match.fork
@@ -86,6 +103,8 @@ class DeltaScribe:
         opening = self._openings.get(tail)
         if opening is None:
             opening = self._openings[tail] = shared(self.renderer.opening(after=tail))
+        if prefill is not None:
+            opening = (*opening, *shared(self.renderer.begun(prefill)))
         return Laid(leaf, opening, graph.tokens(leaf, opening))
 
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
@@ -99,14 +118,14 @@ class DeltaScribe:
         for message in messages[match.depth :]:
             if len(message["content"]) > _CACHED_CHARS:
                 delta = await asyncio.to_thread(self.renderer.context, message, after=tail)
-                self._prepared[tail, identity(message)] = delta
+                self._prepared[tail, identity(message), message.get("reasoning")] = delta
             tail = "context"
 
     def _delta(self, message: Message, tail: Tail) -> Tokens:
         if len(message["content"]) > _CACHED_CHARS:
-            prepared = self._prepared.pop((tail, identity(message)), None)
+            prepared = self._prepared.pop((tail, identity(message), message.get("reasoning")), None)
             return prepared if prepared is not None else shared(self.renderer.context(message, after=tail))
-        key = (tail, identity(message))
+        key = (tail, identity(message), message.get("reasoning"))
         delta = self._deltas.get(key)
         if delta is None:
             delta = self._deltas[key] = shared(self.renderer.context(message, after=tail))

@@ -3,12 +3,15 @@
 Invariants
 - No piece ends inside a character: ids that decode to an incomplete one wait for the next.
 - The text of a tool call is never shown: from the call marker on, everything waits until the message is parsed.
+- Leading thinking is shown as such, without its marks.
 - What was shown is a prefix of what the message finally shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+from inspan.gateway.reply import Piece
 
 _INCOMPLETE = "\ufffd"
 
@@ -48,6 +51,7 @@ class StopFinder:
         self._longest = max(map(len, stops), default=0)
         self._text = ""
         self.at: int | None = None  # where the text is to be cut
+        self.found: str | None = None  # the stop string
 
     @property
     def text(self) -> str:
@@ -59,57 +63,89 @@ class StopFinder:
         if self.at is None and piece:
             start = max(0, len(self._text) - self._longest + 1)
             self._text += piece
-            hits = [at for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
+            hits = [(at, stop) for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
             if hits:
-                self.at = min(hits)
+                self.at, self.found = min(hits)
         return self.at is not None
 
 
 class Showing:
     """Decides which part of a growing text may be shown already, given how the message will be read back.
 
-    Leading and trailing newlines, anything that might begin a tool call or a stop string, and all that follows a call
-    marker are held back.
+    Leading and trailing newlines, anything that might begin a mark or a stop string, and all that follows a call marker
+    are held back. `think` are the marks around leading thinking; None: nothing is thinking.
     """
 
-    def __init__(self, marker: str, stops: Sequence[str] = ()) -> None:
-        self._marker = marker
-        self._guards = [marker, *stops] if marker else list(stops)
+    def __init__(self, marker: str, stops: Sequence[str] = (), think: tuple[str, str] | None = None) -> None:
+        self._marker, self._stops = marker, list(stops)
+        self._think = think
+        self._state = "text" if think is None else "start"
         self._held = ""
-        self._closed = False
-        self.shown = ""
+        self.thought = ""  # thinking that was shown
+        self.shown = ""  # content that was shown
 
-    def push(self, piece: str) -> str:
+    def push(self, piece: str) -> list[Piece]:
         """Take a piece in; what may be shown now."""
-        if self._closed:
-            return ""
-        text = self._held + piece
-        at = text.find(self._marker) if self._marker else -1
-        if at >= 0:
-            self._closed = True
-            text, held = text[:at].rstrip("\n"), ""
+        self._held += piece
+        pieces: list[Piece] = []
+        if self._state == "start":
+            self._begin()
+        if self._state == "thinking":
+            pieces += self._thinking()
+        if self._state == "text":
+            pieces += self._text()
+        return pieces
+
+    def finish(self, reasoning: str, content: str) -> list[Piece]:
+        """What of the parsed message's thinking and content is still to be shown."""
+        thought = reasoning[len(self.thought) :] if reasoning.startswith(self.thought) else ""
+        text = content[len(self.shown) :] if content.startswith(self.shown) else ""
+        self.thought += thought
+        self.shown += text
+        rest = [Piece("reasoning", thought), Piece("text", text)]
+        return [piece for piece in rest if piece.text]
+
+    def _begin(self) -> None:
+        assert self._think is not None
+        begun, mark = self._held.lstrip(), self._think[0]
+        if begun.startswith(mark):
+            self._state, self._held = "thinking", begun[len(mark) :]
+        elif not mark.startswith(begun):
+            self._state = "text"
+
+    def _thinking(self) -> list[Piece]:
+        assert self._think is not None
+        text, closed, rest = self._held.partition(self._think[1])
+        if closed:
+            self._state, self._held = "text", rest
+            text = text.rstrip("\n")
         else:
-            keep = len(text) - self._unsure(text)
-            keep = len(text[:keep].rstrip("\n"))
-            text, held = text[:keep], text[keep:]
+            text, self._held = self._split(text, [self._think[1], *self._stops])
+        if not self.thought:
+            text = text.lstrip("\n")
+        self.thought += text
+        return [Piece("reasoning", text)] if text else []
+
+    def _text(self) -> list[Piece]:
+        at = self._held.find(self._marker) if self._marker else -1
+        if at >= 0:
+            self._state = "closed"
+            text = self._held[:at].rstrip("\n")
+        else:
+            text, self._held = self._split(self._held, [self._marker, *self._stops] if self._marker else self._stops)
         if not self.shown:
             text = text.lstrip("\n")
-        self._held = held
         self.shown += text
-        return text
+        return [Piece("text", text)] if text else []
 
-    def finish(self, content: str) -> str:
-        """What of the parsed message's content is still to be shown."""
-        rest = content[len(self.shown) :] if content.startswith(self.shown) else ""
-        self.shown += rest
-        return rest
-
-    def _unsure(self, text: str) -> int:
-        """The length of the longest end of the text that may begin a guard."""
+    @staticmethod
+    def _split(text: str, guards: Sequence[str]) -> tuple[str, str]:
+        """What may be shown, and what is held back: newlines at the end, and the longest end that may begin a guard."""
         most = 0
-        for guard in self._guards:
+        for guard in guards:
             for size in range(min(len(guard) - 1, len(text)), most, -1):
                 if text.endswith(guard[:size]):
                     most = size
                     break
-        return most
+        keep = len(text[: len(text) - most].rstrip("\n"))
+        return text[:keep], text[keep:]

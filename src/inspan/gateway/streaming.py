@@ -1,56 +1,87 @@
 """A request served as server-sent events. Contract: nothing is sent before the engine has answered with something, so
-that a fault before that has its own HTTP status; a choice's last chunk is sent after its call is committed.
+that a fault before that has its own HTTP status, unless that takes longer than a client may wait: then the stream
+begins, and is kept alive. A choice's last event is sent after its call is committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Final
 
-from inspan.gateway.chat import ChatRequest
+from inspan.errors import InspanError
+from inspan.gateway.dialects.base import whole_stream
 from inspan.gateway.exchange import Exchange, Listener, give_up
-from inspan.gateway.reply import Choice, Chunks, Reply
+from inspan.gateway.reply import Choice, Piece, Reply
+from inspan.gateway.request import ModelRequest
 
-_Piece = tuple[int, str | None]  # the choice, and a piece of its content; None: it is done
+KEEP_ALIVE_S: Final = 15.0
+_BEGIN: Final = Piece("text", "")
+_Heard = tuple[int, Piece | None]  # the choice, and a piece of it; None: it is done
 
 
-def stream_reply(reply: Reply, request: ChatRequest) -> bytes:
+def stream_reply(reply: Reply, request: ModelRequest) -> bytes:
     """A reply that is there already, as a stream."""
-    return Chunks(reply.id, reply.created, reply.model, include_usage=request.include_usage).whole(reply)
+    return whole_stream(request.dialect.events(reply, request), reply)
 
 
 async def stream_exchange(
-    exchange: Exchange, created: int, answer: asyncio.Future[Reply]
+    exchange: Exchange, created: int, answer: asyncio.Future[Reply], keep_alive_s: float = KEEP_ALIVE_S
 ) -> AsyncGenerator[bytes, None]:
-    """Serve an exchange piece by piece; `answer` gets the whole reply before the last piece is sent."""
-    chunks = Chunks(exchange.reply_id, created, exchange.model, include_usage=exchange.request.include_usage)
-    pieces: asyncio.Queue[_Piece] = asyncio.Queue()
+    """Serve an exchange piece by piece; `answer` gets the whole reply before the last piece is sent.
+
+    An error after the first piece is sent as the dialect's last event, and raised.
+    """
+    events = exchange.request.dialect.events(exchange.head(created), exchange.request)
+    heard: asyncio.Queue[_Heard] = asyncio.Queue()
     tasks: list[asyncio.Task[Choice]] = []
     listeners: list[Listener] = []
     for index in range(exchange.request.n):
-        listener = exchange.listener(lambda piece, index=index: pieces.put_nowait((index, piece)))
+        listener = exchange.listener(lambda piece, index=index: heard.put_nowait((index, piece)))
         assert listener is not None
         listeners.append(listener)
         task = asyncio.ensure_future(exchange.choice(index, listener))
-        task.add_done_callback(lambda _, index=index: pieces.put_nowait((index, None)))
+        task.add_done_callback(lambda _, index=index: heard.put_nowait((index, None)))
         tasks.append(task)
-    begun: set[int] = set()
+    begun = False
     try:
         done: dict[int, Choice] = {}
-        while len(done) < len(tasks):
-            index, piece = await pieces.get()
+        while True:
+            news = await _next(heard, keep_alive_s)
+            out = b"" if begun else events.begin()
+            if news is None:
+                begun = True
+                yield out + events.keep_alive
+                continue
+            index, piece = news
             if piece is None:
                 done[index] = choice = tasks[index].result()
-                piece = listeners[index].remainder(choice.content)
-            first = b"" if index in begun else chunks.role(index)
-            begun.add(index)
-            text = chunks.text(index, piece) if piece else b""
-            end = chunks.calls(done[index]) + chunks.end(done[index]) if index in done else b""
-            if len(done) < len(tasks):
-                yield first + text + end
-                continue
-            reply = exchange.reply([done[index] for index in range(len(tasks))], created)
-            answer.set_result(reply)
-            yield first + text + end + chunks.close(reply.usage)
+                out += events.piece(index, _BEGIN)
+                out += b"".join(events.piece(index, rest) for rest in listeners[index].remainder(choice))
+                out += events.end(choice)
+            else:
+                out += events.piece(index, piece)
+            if len(done) == len(tasks):
+                reply = exchange.reply([done[index] for index in range(len(tasks))], created)
+                answer.set_result(reply)
+                yield out + events.close(reply)
+                return
+            begun = True
+            yield out
+    except Exception as error:
+        if not begun:
+            raise
+        yield events.error(error)
+        if not isinstance(error, InspanError):
+            raise
     finally:
         await give_up(tasks)
+
+
+async def _next(heard: asyncio.Queue[_Heard], patience_s: float) -> _Heard | None:
+    """What is heard next; None when nothing was for so long."""
+    try:
+        async with asyncio.timeout(patience_s):
+            return await heard.get()
+    except TimeoutError:
+        return None

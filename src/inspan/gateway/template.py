@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inspan.errors import ModelError, RequestError
-from inspan.gateway.render import Parsed, byte_reader, control_pattern, parse_hermes, plain_encoder, token_bound
+from inspan.gateway.render import THINK, Parsed, byte_reader, control_pattern, parse_hermes, plain_encoder, token_bound
 from inspan.gateway.scribe import Laid
 from inspan.trace.graph import ForkReason, Match, MessageGraph
 from inspan.trace.records import Message, Tokens
@@ -49,6 +49,7 @@ class TemplateRenderer:
     def __init__(self, tokenizer: Any) -> None:
         self.name = "template"
         self.call_marker = "<tool_call>"
+        self.think_marks: tuple[str, str] | None = THINK
         if not tokenizer.chat_template:
             raise ModelError("no chat template", where=tokenizer.name_or_path, hint="use a chat model")
         self._tokenizer = tokenizer
@@ -90,6 +91,10 @@ class TemplateRenderer:
             ids += self._plain(text) if quoted else self._fast.encode(text, add_special_tokens=False).ids
         return tuple(ids)
 
+    def begun(self, message: Message) -> Tokens:
+        """The text of a message that the model is to go on with."""
+        return self._plain(message["content"])
+
     def seen(self, tokens: Sequence[int]) -> str:
         """The text of all tokens, control tokens included."""
         return self._fast.decode(list(tokens), skip_special_tokens=False)
@@ -130,7 +135,14 @@ class TemplateScribe:
         """Nothing to prepare: a whole rendering cannot be kept for later. Lets other tasks run first."""
         await asyncio.sleep(0)
 
-    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
+    def lay(
+        self,
+        graph: MessageGraph,
+        session: str,
+        messages: Sequence[Message],
+        known: Match | None = None,
+        prefill: Message | None = None,
+    ) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""
         whole = self.renderer.render(messages, opening=True)
         match = graph.match(session, messages, known)
@@ -146,6 +158,8 @@ class TemplateScribe:
             node, fork = graph.add_context(session, node, message, tokens, fork).id, None
         assert node is not None
         opening = self.renderer.encode(whole.after(done))
+        if prefill is not None:
+            opening = (*opening, *self.renderer.begun(prefill))
         return Laid(node, opening, graph.tokens(node, opening))
 
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:

@@ -20,7 +20,7 @@ import uvicorn
 
 from inspan.errors import InfrastructureError, InputError, RequestError
 from inspan.gateway.app import CANCELS
-from inspan.gateway.reply import encode_error
+from inspan.gateway.dialects import dialect_of
 
 _EXTENSIONS: Final = {CANCELS: {}}
 IN_PROCESS_URL: Final = "http://inspan"
@@ -203,9 +203,8 @@ class _Keyed:
         if hmac.compare_digest(given, self._key):
             await self._app(scope, receive, send)
             return
-        body = encode_error(
-            RequestError("the server's API key is missing or wrong", status=401, code="invalid_api_key")
-        )
+        fault = RequestError("the server's API key is missing or wrong", status=401, code="invalid_api_key")
+        body = dialect_of(scope["path"], headers).error(fault)
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": body})
 

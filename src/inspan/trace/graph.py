@@ -8,7 +8,8 @@ Invariants
 - The deltas along a path concatenate to exactly the ids that the engine saw. A sampled node keeps its sampled tokens.
 - A node is never changed or removed; ids ascend, a parent's is smaller than its children's.
 - An assistant message is identical to a sampled one when both stand under the same parent and have the same call ids
-  (the gateway mints them), names, arguments (as JSON values) and content (None is "", text parts are joined).
+  (the gateway mints them), names, arguments (as JSON values) and content (None is "", text parts are joined), and the
+  harness hands its thinking back as it was, or not at all.
 - Samples of different tokens that read the same are not guessed at: unless a recorded continuation tells them apart,
   the message forks as "ambiguous sample" and becomes plain context.
 - Going on from a context node is always sound, so such a fork is taken again instead of forking anew each turn.
@@ -96,6 +97,8 @@ class MessageGraph:
                 found = self._children.get((session, level[0]), _NOTHING).get(key)
             else:
                 found = [n for parent in level for n in self._children.get((session, parent), _NOTHING).get(key, ())]
+            if found and ("reasoning" in message or "reasoning_id" in message):
+                found = [n for n in found if _same_thinking(message, self.nodes[n].message)]
             if not found:
                 break
             frontiers.append(found)
@@ -286,6 +289,14 @@ def _identity(message: Message) -> Hashable:
         key = tools.key if isinstance(tools, ToolList) else json.dumps(tools, sort_keys=True)
         return (message["role"], content, key)
     return (message["role"], content, message.get("tool_call_id"), message.get("name"))
+
+
+def _same_thinking(message: Message, known: Message) -> bool:
+    """Whether a message may be one that is there, by its thinking: its text, what stands for it, both, or neither."""
+    text, mark = message.get("reasoning"), message.get("reasoning_id")
+    if text and text != known.get("reasoning"):
+        return False
+    return not mark or known.get("reasoning_id", mark if text else None) == mark
 
 
 def content_text(content: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
     if spec == "single":
         return [Role("main", policy, False)]
     roles = roles_at(recipe.agents, 1.0)
-    return [Role(role.name, policy if role.trainable else role.policy, False) for role in roles]
+    return [replace(role, policy=policy if role.trainable else role.policy, trainable=False) for role in roles]
 
 
 async def evaluate_arms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,5 +156,10 @@ def roles_at(agents: dict[str, Agent], progress: float) -> list[Role]:
     roles = []
     for name, agent in agents.items():
         reached = [stage.policy for stage in agent.stages if stage.from_ <= progress]
-        roles.append(Role(name, reached[-1] if reached else agent.policy, agent.trainable))
+        policy = reached[-1] if reached else agent.policy
+        roles.append(Role(name, policy, agent.trainable, _rule(agent.model), _rule(agent.system)))
     return roles
+
+
+def _rule(expression: str) -> re.Pattern[str] | None:
+    return re.compile(expression) if expression else None
