@@ -84,6 +84,17 @@ async def test_reasoning_of_another_turn_or_of_nobody_is_not_taken_for_it():
         await ask(desk, [{"role": "user", "content": "Find it."}, bad])
 
 
+async def test_calls_that_stand_apart_each_before_its_result_are_one_turn():
+    desk = Desk(scripted("look\n" + call(query="a") + call(query="b") + call(query="c"), "done", "more"))
+    first = await ask(desk, tools=[FUNCTION])
+    message, *calls = returned(first)
+    mixed = [item for pair in zip(calls, results(first), strict=True) for item in pair]
+    history = [{"role": "user", "content": "Find it."}, message, *mixed]
+    second = await ask(desk, history, tools=[FUNCTION])
+    await ask(desk, [*history, *returned(second), {"role": "user", "content": "And?"}], tools=[FUNCTION])
+    assert all(node.fork is None for node in desk.seal().nodes)
+
+
 async def test_a_response_is_gone_on_from_by_its_id():
     desk = Desk(scripted(call(query="a"), "done", "more"))
     first = await ask(desk, instructions="Be good.", tools=[FUNCTION])

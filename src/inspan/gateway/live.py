@@ -142,10 +142,12 @@ class LiveRollout:
         raise RequestError(f"there is no model {name!r:.80}; models: {known}", status=404, code="model_not_found")
 
     def resolved(self, request: ModelRequest) -> ModelRequest:
-        """A request with the messages of the answer before it that it goes on from. Raises `RequestError`.
+        """A request as the conversation that it means. Raises `RequestError`.
 
-        The instructions and tools of that answer's request are not taken over.
+        The messages of the answer that it goes on from come first; that request's instructions and tools are not taken
+        over. Calls of one turn that stand apart, each before its result, are put together again.
         """
+        request = self._rejoined(request)
         if request.previous is None:
             return request
         self.settle()
@@ -167,6 +169,33 @@ class LiveRollout:
         if request.tools and not root:  # the tools stand on a system message of the conversation before
             checks.with_tools(messages, request.tools, lambda: KeyedMessage(role="system", content=""))
         return replace(request, messages=messages, previous=None, continues=None)
+
+    def _rejoined(self, request: ModelRequest) -> ModelRequest:
+        if request.dialect.name != "responses":  # the others say a turn's calls in one message
+            return request
+        joined: list[KeyedMessage] = []
+        last: int | None = None  # the assistant's turn that only results have followed
+        for message in request.messages:
+            if message["role"] == "assistant":
+                if last is not None and self._one_turn(joined[last], message):
+                    calls = [*joined[last]["tool_calls"], *message["tool_calls"]]
+                    joined[last] = KeyedMessage(joined[last] | {"tool_calls": calls})
+                    continue
+                last = len(joined)
+            elif message["role"] != "tool":
+                last = None
+            joined.append(message)
+        if len(joined) == len(request.messages):
+            return request
+        return replace(request, messages=joined, continues=None)
+
+    def _one_turn(self, one: KeyedMessage, other: KeyedMessage) -> bool:
+        """Whether the second of two messages is but further calls of the first's turn."""
+        calls = [*one.get("tool_calls", ()), *other.get("tool_calls", ())]
+        if other["content"] or "reasoning" in other or not one.get("tool_calls") or not other.get("tool_calls"):
+            return False
+        made = [self._minted.get(call["id"]) for call in calls]
+        return None not in made and len({(m.state.record.id, m.turn) for m in made if m is not None}) == 1
 
     def admit(self, state: SessionState, choices: int) -> int:
         """Begin `choices` turns of a session; returns the first's index. Raises `RequestError` (403) at a limit."""
