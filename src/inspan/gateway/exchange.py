@@ -19,12 +19,12 @@ from inspan.engine.base import Engine, Sample, SamplingParams
 from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
 from inspan.gateway.chat import ChatRequest
 from inspan.gateway.live import LiveRollout, SessionState
-from inspan.gateway.render import Parsed, Reader
+from inspan.gateway.render import Parsed, Reader, leaves_thinking
 from inspan.gateway.reply import Choice, Reply, Usage, logprob_entries
 from inspan.gateway.schema import call_error
 from inspan.gateway.scribe import Scribe, shared
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
-from inspan.trace.records import Call, ToolCall
+from inspan.trace.records import Call, Tokens, ToolCall
 
 _log = logging.getLogger("inspan.gateway")
 _DEFAULT: Final = SamplingParams(max_tokens=2**31 - 1)
@@ -36,10 +36,19 @@ class Listener:
     The engine may call it from a thread of its own.
     """
 
-    def __init__(self, renderer: Reader, stops: Sequence[str], show: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        renderer: Reader,
+        stops: Sequence[str],
+        show: Callable[[str], None] | None,
+        *,
+        opened: bool = False,
+        begun: str = "",
+    ) -> None:
         self._detokeniser = Detokeniser(renderer.decode)
         self._finder = StopFinder(stops)
-        self._showing = Showing(renderer.call_marker, stops)
+        self._showing = Showing(renderer.call_marker, stops, opened=opened, shown=begun)
+        self._begun = begun
         self._show = show
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -59,7 +68,7 @@ class Listener:
 
     def remainder(self, content: str) -> str:
         """What of the content has not been shown."""
-        return self._showing.finish(content)
+        return self._showing.finish(self._begun + content)
 
     def _take(self, piece: str) -> bool:
         if self._finder.at is not None:
@@ -126,8 +135,9 @@ class Exchange:
         self._engine = engine
         turn = live.admit(state, request.n)
         try:
-            self._laid = state.lay(scribe, live.graph, request)
+            self._laid = state.lay(scribe, live.graph, request, prefill=True)
             self.prompt = self._laid.prompt
+            self._begun = self._shown_before(request.messages[-1]["content"])
             self._room = check_room(live, state, engine, len(self.prompt))
         except BaseException:
             live.forgo(state, request.n)
@@ -152,7 +162,8 @@ class Exchange:
         """What listens to a choice while it is sampled; None when nothing has to."""
         if show is None and not self.request.stop:
             return None
-        return Listener(self._renderer, self.request.stop, show)
+        opened = not self._begun and leaves_thinking(self._renderer.decode(self._laid.opening))
+        return Listener(self._renderer, self.request.stop, show, opened=opened, begun=self._begun)
 
     async def choices(self) -> list[Choice]:
         """All choices. When one fails, the others are cancelled."""
@@ -234,11 +245,14 @@ class Exchange:
             text, cut = self._renderer.decode(sample.tokens), False
         else:
             text, cut = listener.finish(sample.tokens)
-        parsed = self._renderer.parse_text(text)
+        parsed = self._read(sample.tokens, text, cut=cut)
+        shown = parsed.shown.removeprefix(self._begun)
         calls = self._calls(flight.turn, seed, parsed)
         named = tuple(call for call in calls if call.name)
         finish = "length" if sample.stop == "length" and not cut else "tool_calls" if named else "stop"
         message: dict[str, Any] = {"role": "assistant", "content": parsed.shown}
+        if parsed.reasoning:
+            message["reasoning"] = parsed.reasoning
         if named:
             message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in named]
         if self.request.tool_choice not in (None, "auto"):
@@ -249,7 +263,22 @@ class Exchange:
         logprobs = None
         if self.request.logprobs:
             logprobs = logprob_entries(sample, self._renderer.token_bytes, self._renderer.stop_ids)
-        return Choice(index, parsed.shown, named, finish, logprobs)
+        return Choice(index, shown, named, finish, logprobs)
+
+    def _shown_before(self, content: str) -> str:
+        """What the harness has of the message already, when the request continues one."""
+        laid = self._laid
+        if not laid.prefill:
+            return ""
+        shown = self._renderer.parse(laid.prefill, opening=laid.generation_prompt).shown
+        return content.lstrip("\n") if shown == content.strip("\n") else shown
+
+    def _read(self, tokens: Tokens, text: str, *, cut: bool) -> Parsed:
+        """The sampled message, with the unfinished one that it continues."""
+        before, opening, tools = self._laid.prefill, self._laid.generation_prompt, self.request.tools
+        if cut:
+            return self._renderer.parse_text(self._renderer.decode(before) + text, opening=opening, tools=tools)
+        return self._renderer.parse((*before, *tokens), opening=opening, tools=tools)
 
     def _calls(self, turn: int, seed: bytes, parsed: Parsed) -> tuple[ToolCall, ...]:
         if not parsed.calls:

@@ -23,7 +23,7 @@ from inspan.gateway.base import Grant, Limits, Role, Trace
 from inspan.gateway.chat import ChatRequest
 from inspan.gateway.recorder import Entry, Recorder
 from inspan.gateway.retries import Replies
-from inspan.gateway.scribe import Laid, Scribe
+from inspan.gateway.scribe import Laid, Scribe, lay_prefilled
 from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
 from inspan.trace.steps import StepTree
@@ -43,13 +43,18 @@ class SessionState:
     replies: Replies = field(default_factory=Replies)
     laid: tuple[Sequence[KeyedMessage], Match] | None = None  # the messages laid last, and where they led
 
-    def lay(self, scribe: Scribe, graph: MessageGraph, request: ChatRequest) -> Laid:
-        """Lay a request onto the session's graph; what the last request has laid is not matched again."""
+    def lay(self, scribe: Scribe, graph: MessageGraph, request: ChatRequest, *, prefill: bool = False) -> Laid:
+        """Lay a request onto the session's graph; what the last request has laid is not matched again.
+
+        With `prefill`, an unfinished assistant message at its end is to be continued.
+        """
         known = None
         if self.laid is not None and self.laid[0] is request.continues:
             known = self.laid[1]
-        laid = scribe.lay(graph, self.record.id, request.messages, known)
-        self.laid = (request.messages, Match(laid.leaf, len(request.messages), None))
+        laid = lay_prefilled(scribe, graph, self.record.id, request.messages, known) if prefill else None
+        depth = len(request.messages) - (laid is not None)
+        laid = laid or scribe.lay(graph, self.record.id, request.messages, known)
+        self.laid = (request.messages, Match(laid.leaf, depth, None))
         return laid
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from inspan.gateway.render import END_THINK, THINK
+
 _INCOMPLETE = "\ufffd"
 
 
@@ -69,22 +71,28 @@ class Showing:
     """Decides which part of a growing text may be shown already, given how the message will be read back.
 
     Leading and trailing newlines, anything that might begin a tool call or a stop string, and all that follows a call
-    marker are held back.
+    marker are held back; without a marker, everything is. Thinking that leads the text (or goes on, when the
+    generation prompt `opened` it) is not content. `shown` is what a harness has of the message already.
     """
 
-    def __init__(self, marker: str, stops: Sequence[str] = ()) -> None:
+    def __init__(self, marker: str, stops: Sequence[str] = (), *, opened: bool = False, shown: str = "") -> None:
         self._marker = marker
-        self._guards = [marker, *stops] if marker else list(stops)
+        self._guards = [marker, *stops]
         self._held = ""
-        self._closed = False
-        self.shown = ""
+        self._closed = not marker
+        self._thinking: bool | None = True if opened else False if shown else None  # None: it cannot be told yet
+        self.shown = shown
 
     def push(self, piece: str) -> str:
         """Take a piece in; what may be shown now."""
         if self._closed:
             return ""
         text = self._held + piece
-        at = text.find(self._marker) if self._marker else -1
+        if self._thinking is not False:
+            self._held, text = self._past_thinking(text)
+            if not text:
+                return ""
+        at = text.find(self._marker)
         if at >= 0:
             self._closed = True
             text, held = text[:at].rstrip("\n"), ""
@@ -103,6 +111,19 @@ class Showing:
         rest = content[len(self.shown) :] if content.startswith(self.shown) else ""
         self.shown += rest
         return rest
+
+    def _past_thinking(self, text: str) -> tuple[str, str]:
+        """What is to be held, and what follows the thinking."""
+        lead = text.lstrip()
+        if self._thinking is None:
+            if THINK.startswith(lead):
+                return text, ""
+            self._thinking = lead.startswith(THINK)
+        if self._thinking:
+            _, closed, rest = text.partition(END_THINK)
+            self._thinking = not closed
+            return ("", rest) if closed else (text[1 - len(END_THINK) :], "")
+        return "", text
 
     def _unsure(self, text: str) -> int:
         """The length of the longest end of the text that may begin a guard."""
