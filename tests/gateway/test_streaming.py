@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inspan.engine.base import Sample
 from inspan.errors import EngineError
-from inspan.gateway.render import THINK, ChatML, parse_hermes
+from inspan.gateway.render import ChatML, parse_hermes
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
 from inspan.gateway.transport import serve
 
@@ -215,7 +215,7 @@ def test_pieces_concatenate_to_the_text_and_split_no_character(written, cut):
 @settings(max_examples=200, deadline=None)
 @given(parts=TURNS, stops=st.lists(st.sampled_from(["stop", "sto", "\n\n", "x"]), max_size=2, unique=True))
 def test_what_was_shown_is_a_prefix_of_what_the_message_shows(parts, stops):
-    finder, showing = StopFinder(stops), Showing("<tool_call>", stops, THINK)
+    finder, showing = StopFinder(stops), Showing("<tool_call>", stops)
     shown = []
     for part in parts:
         for piece in (part[: len(part) // 2], part[len(part) // 2 :]):

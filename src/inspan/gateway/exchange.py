@@ -18,13 +18,13 @@ from typing import Any, Final
 from inspan.engine.base import Engine, Sample, SamplingParams
 from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
 from inspan.gateway.live import LiveRollout, SessionState, thinking_id
-from inspan.gateway.render import Parsed, Reader
+from inspan.gateway.render import Parsed, Reader, leaves_thinking
 from inspan.gateway.reply import Choice, Piece, Reply, Usage, logprob_entries
 from inspan.gateway.request import ModelRequest
 from inspan.gateway.schema import call_error
 from inspan.gateway.scribe import Scribe, shared
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
-from inspan.trace.records import Call, ToolCall
+from inspan.trace.records import Call, Tokens, ToolCall
 
 _log = logging.getLogger("inspan.gateway")
 _DEFAULT: Final = SamplingParams(max_tokens=2**31 - 1)
@@ -36,10 +36,19 @@ class Listener:
     The engine may call it from a thread of its own.
     """
 
-    def __init__(self, renderer: Reader, stops: Sequence[str], show: Callable[[Piece], None] | None) -> None:
+    def __init__(
+        self,
+        renderer: Reader,
+        stops: Sequence[str],
+        show: Callable[[Piece], None] | None,
+        *,
+        opened: bool = False,
+        begun: str = "",
+    ) -> None:
         self._detokeniser = Detokeniser(renderer.decode)
         self._finder = StopFinder(stops)
-        self._showing = Showing(renderer.call_marker, stops, renderer.think_marks)
+        self._showing = Showing(renderer.call_marker, stops, opened=opened, shown=begun)
+        self._begun = begun
         self._show = show
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -59,7 +68,7 @@ class Listener:
 
     def remainder(self, choice: Choice) -> list[Piece]:
         """What of the thinking and the content has not been shown."""
-        return self._showing.finish(choice.reasoning, choice.content)
+        return self._showing.finish(choice.reasoning, self._begun + choice.content)
 
     def _take(self, piece: str) -> bool:
         if self._finder.at is not None:
@@ -128,6 +137,7 @@ class Exchange:
         try:
             self._laid = state.lay(scribe, live.graph, request)
             self.prompt = self._laid.prompt
+            self._begun = self._shown_before(request.messages[-1]["content"])
             self._room = check_room(live, state, engine, len(self.prompt))
         except BaseException:
             live.forgo(state, request.n)
@@ -148,7 +158,8 @@ class Exchange:
         """What listens to a choice while it is sampled; None when nothing has to."""
         if show is None and not self.request.stop:
             return None
-        return Listener(self._renderer, self.request.stop, show)
+        opened = not self._begun and leaves_thinking(self._renderer.decode(self._laid.opening))
+        return Listener(self._renderer, self.request.stop, show, opened=opened, begun=self._begun)
 
     async def choices(self) -> list[Choice]:
         """All choices. When one fails, the others are cancelled."""
@@ -230,12 +241,12 @@ class Exchange:
             text, cut = self._renderer.decode(sample.tokens), None
         else:
             text, cut = listener.finish(sample.tokens)
-        parsed = self._renderer.parse_text(text)
+        parsed = self._read(sample.tokens, text, cut=cut is not None)
+        shown = parsed.shown.removeprefix(self._begun)
         calls = self._calls(flight.turn, seed, parsed)
         named = tuple(call for call in calls if call.name)
         finish = "length" if sample.stop == "length" and cut is None else "tool_calls" if named else "stop"
-        begun = self.request.messages[-1]["content"] if self.request.prefill else ""
-        message: dict[str, Any] = {"role": "assistant", "content": begun + parsed.shown}
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.shown}
         reasoning_id = ""
         if parsed.reasoning:
             reasoning_id = thinking_id(seed)
@@ -250,7 +261,22 @@ class Exchange:
         logprobs = None
         if self.request.logprobs:
             logprobs = logprob_entries(sample, self._renderer.token_bytes, self._renderer.stop_ids)
-        return Choice(index, parsed.shown, named, finish, logprobs, parsed.reasoning, reasoning_id, cut)
+        return Choice(index, shown, named, finish, logprobs, parsed.reasoning, reasoning_id, cut)
+
+    def _shown_before(self, content: str) -> str:
+        """What the harness has of the message already, when the request continues one."""
+        laid = self._laid
+        if not laid.prefill:
+            return ""
+        shown = self._renderer.parse(laid.prefill, opening=laid.generation_prompt).shown
+        return content.lstrip("\n") if shown == content.strip("\n") else shown
+
+    def _read(self, tokens: Tokens, text: str, *, cut: bool) -> Parsed:
+        """The sampled message, with the unfinished one that it continues."""
+        before, opening, tools = self._laid.prefill, self._laid.generation_prompt, self.request.tools
+        if cut:
+            return self._renderer.parse_text(self._renderer.decode(before) + text, opening=opening, tools=tools)
+        return self._renderer.parse((*before, *tokens), opening=opening, tools=tools)
 
     def _calls(self, turn: int, seed: bytes, parsed: Parsed) -> tuple[ToolCall, ...]:
         if not parsed.calls:

@@ -24,7 +24,7 @@ from inspan.gateway.dialects import checks
 from inspan.gateway.recorder import Entry, Recorder
 from inspan.gateway.request import ModelRequest
 from inspan.gateway.retries import Ask, Replies
-from inspan.gateway.scribe import Laid, Scribe
+from inspan.gateway.scribe import Laid, Scribe, lay_prefilled
 from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
 from inspan.trace.steps import StepTree
@@ -49,10 +49,11 @@ class SessionState:
         known = None
         if self.laid is not None and self.laid[0] is request.continues:
             known = self.laid[1]
-        messages = request.messages[:-1] if request.prefill else request.messages
-        prefill = request.messages[-1] if request.prefill else None
-        laid = scribe.lay(graph, self.record.id, messages, known, prefill)
-        self.laid = None if request.prefill else (messages, Match(laid.leaf, len(messages), None))
+        session, messages = self.record.id, request.messages
+        laid = lay_prefilled(scribe, graph, session, messages, known) if request.prefill else None
+        depth = len(messages) - (laid is not None)
+        laid = laid or scribe.lay(graph, session, messages, known)
+        self.laid = (messages, Match(laid.leaf, depth, None))
         return laid
 
 

@@ -18,6 +18,7 @@ from tokenizers import decoders
 from inspan.errors import ModelError
 from inspan.trace.records import Message, Tokens
 
+Tools = Sequence[Mapping[str, Any]]
 Tail = Literal["context", "stopped", "cut"]
 """How the path so far ends: with a context message, a sampled turn that the model ended, or one that was cut off."""
 
@@ -33,10 +34,9 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A sampled assistant message, read back: the text around its calls, and the calls.
+    """A sampled assistant message, read back: the text around its calls, the calls, and the thinking before them.
 
     `shown` is what a harness sees as content: `content` with the text of calls that have no name left in its place.
-    `reasoning` is the thinking before it.
     """
 
     content: str
@@ -46,19 +46,26 @@ class Parsed:
 
 
 class Reader(Protocol):
-    """Reads what a model sampled."""
+    """Reads what a model sampled.
+
+    `opening` is the generation prompt before it, which may have opened the thinking; `tools` are the request's schemas.
+    """
 
     name: str
     stop_ids: tuple[int, ...]
-    call_marker: str  # text that opens a tool call: what follows is held back from a stream until it is parsed
-    think_marks: tuple[str, str] | None  # texts around leading thinking; None: it cannot be told while it comes
+    call_marker: str
+    """Opens a tool call: what follows is held back from a stream until it is parsed. Empty: everything is."""
 
-    def parse(self, tokens: Sequence[int]) -> Parsed:
+    def parse(self, tokens: Sequence[int], *, opening: Tokens = (), tools: Tools = ()) -> Parsed:
         """Read a sampled message back; never raises on what a model may write."""
         ...
 
-    def parse_text(self, text: str) -> Parsed:
+    def parse_text(self, text: str, *, opening: Tokens = (), tools: Tools = ()) -> Parsed:
         """Read the text of a sampled message back (when a stop string cut it short)."""
+        ...
+
+    def prefill(self, message: Message, opening: Tokens, /) -> Tokens | None:
+        """What of an unfinished assistant message follows the generation prompt; None when it cannot be continued."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -85,10 +92,6 @@ class Renderer(Reader, Protocol):
         """The generation prompt."""
         ...
 
-    def begun(self, message: Message) -> Tokens:
-        """What follows the generation prompt when the beginning of the assistant's message is given."""
-        ...
-
 
 class ChatML:
     """ChatML with Hermes tool calls: `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`.
@@ -100,7 +103,6 @@ class ChatML:
     def __init__(self, tokenizer: Any, *, compact: bool = False) -> None:
         self.name = "chatml-compact" if compact else "chatml"
         self.call_marker = "<tool_call>"
-        self.think_marks: tuple[str, str] | None = THINK
         self._tok = tokenizer
         self._compact = compact
         self._start = self._control("<|im_start|>")
@@ -140,19 +142,17 @@ class ChatML:
         """The generation prompt."""
         return (*self._glue(after), *self._role("assistant"))
 
-    def begun(self, message: Message) -> Tokens:
-        """The text of a message that the model is to go on with."""
-        return self._encode_plain(self.text(message))
-
     def spoken(self, message: Message) -> Tokens:
         """What the model would have sampled to say a message, its end of turn included (for demonstrations)."""
         return (*self._encode_plain(self.text(message)), self._end)
 
+    def prefill(self, message: Message, opening: Tokens, /) -> Tokens | None:
+        """An unfinished message as it is written."""
+        return self._encode_plain(prefill_text(message, opened=leaves_thinking(self.decode(opening))))
+
     def text(self, message: Message) -> str:
         """The text between the role line and the end of turn."""
-        content = message.get("content") or ""
-        if message.get("reasoning"):
-            content = f"{THINK[0]}\n{message['reasoning']}\n{THINK[1]}\n\n{content}"
+        content = with_thinking(message)
         parts = [content] if content else []
         if message.get("tools"):
             parts.append(self._tools(message["tools"]))
@@ -178,13 +178,13 @@ class ChatML:
         """The text of sampled tokens, without the end of turn."""
         return self._tok.decode([t for t in tokens if t != self._end], skip_special_tokens=False)
 
-    def parse(self, tokens: Sequence[int]) -> Parsed:
+    def parse(self, tokens: Sequence[int], *, opening: Tokens = (), tools: Tools = ()) -> Parsed:
         """Read a sampled message back: text before and between calls is content; each call is checked on its own."""
-        return parse_hermes(self.decode(tokens))
+        return self.parse_text(self.decode(tokens), opening=opening)
 
-    def parse_text(self, text: str) -> Parsed:
+    def parse_text(self, text: str, *, opening: Tokens = (), tools: Tools = ()) -> Parsed:
         """Read text back, as `parse` does."""
-        return parse_hermes(text)
+        return parse_hermes(text, opened=leaves_thinking(self.decode(opening)))
 
 
 def control_pattern(tokenizer: Any) -> re.Pattern[str]:
@@ -264,34 +264,57 @@ def format_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
 
 
-THINK = ("<think>", "</think>")
+THINK, END_THINK = "<think>", "</think>"
 
 
-def split_thinking(text: str, marks: tuple[str, str] = THINK) -> tuple[str, str]:
-    """Leading thinking without its marks, and the rest. Thinking that is not closed is all there is."""
-    begun = text.lstrip()
-    if not begun.startswith(marks[0]):
+def leaves_thinking(opening: str) -> bool:
+    """Whether the text of a generation prompt opens a block of thinking that the sample goes on with."""
+    return opening.rfind(THINK) > opening.rfind(END_THINK)
+
+
+def with_thinking(message: Message) -> str:
+    """A message's content, its thinking (if it has any) in a block before it."""
+    content, reasoning = message.get("content") or "", message.get("reasoning")
+    return f"{THINK}\n{reasoning}\n{END_THINK}\n\n{content}" if reasoning else content
+
+
+def prefill_text(message: Message, *, opened: bool) -> str:
+    """An unfinished message after a generation prompt that has opened its thinking, or has not."""
+    if not opened:
+        return with_thinking(message)
+    reasoning, content = message.get("reasoning") or "", message.get("content") or ""
+    return f"{reasoning}\n{END_THINK}\n\n{content}" if content else reasoning
+
+
+def split_thinking(text: str, *, opened: bool = False) -> tuple[str, str]:
+    """Thinking and the rest: a block that leads the text or that the generation prompt opened; unclosed, it is all."""
+    lead = text.lstrip()
+    if not opened and not lead.startswith(THINK):
         return "", text
-    thought, _, rest = begun[len(marks[0]) :].partition(marks[1])
-    return thought.strip("\n"), rest
+    reasoning, _, rest = (text if opened else lead.removeprefix(THINK)).partition(END_THINK)
+    return reasoning.strip("\n"), rest
 
 
-def parse_hermes(text: str) -> Parsed:
-    """Split text into thinking, content and calls. An unclosed or unparseable call keeps its text, with an error."""
+def parse_hermes(text: str, *, opened: bool = False) -> Parsed:
+    """Split text into thinking, content and tool calls. An unclosed or unparseable call keeps its text, with an error.
+
+    `opened` says that the generation prompt has opened the thinking.
+    """
     content: list[str] = []
     shown: list[str] = []
     calls: list[ParsedCall] = []
-    reasoning, rest = split_thinking(text)
+    reasoning, rest = split_thinking(text, opened=opened)
     while True:
-        before, opened, after = rest.partition("<tool_call>")
+        before, mark, after = rest.partition("<tool_call>")
         content.append(before.strip("\n"))
         shown.append(content[-1])
-        if not opened:
-            return Parsed("\n".join(filter(None, content)), tuple(calls), "\n".join(filter(None, shown)), reasoning)
+        if not mark:
+            said, seen = "\n".join(filter(None, content)), "\n".join(filter(None, shown))
+            return Parsed(said, tuple(calls), seen, reasoning)
         body, closed, rest = after.partition("</tool_call>")
         calls.append(_parse_call(body.strip(), closed=bool(closed)))
         if not calls[-1].name:
-            shown.append(opened + body + closed)
+            shown.append(mark + body + closed)
 
 
 def _parse_call(body: str, *, closed: bool) -> ParsedCall:

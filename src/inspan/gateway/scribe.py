@@ -23,11 +23,20 @@ LARGE: Final = 262144  # a request of more characters is rendered in a thread be
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A request on the graph: its last context node, the generation prompt, and all ids that the engine is to go on."""
+    """A request on the graph: its last context node, the generation prompt, and all ids that the engine is to go on.
+
+    `prefill` is the end of `opening` that continues the unfinished assistant message with which the request ends.
+    """
 
     leaf: int
     opening: Tokens
     prompt: Tokens
+    prefill: Tokens = ()
+
+    @property
+    def generation_prompt(self) -> Tokens:
+        """The opening without the prefill."""
+        return self.opening[: len(self.opening) - len(self.prefill)]
 
 
 class Scribe(Protocol):
@@ -38,18 +47,8 @@ class Scribe(Protocol):
         """What reads samples back."""
         ...
 
-    def lay(
-        self,
-        graph: MessageGraph,
-        session: str,
-        messages: Sequence[Message],
-        known: Match | None = None,
-        prefill: Message | None = None,
-    ) -> Laid:
-        """Match the messages (`known`: where the first of them led before), enter the new ones; where that leads.
-
-        `prefill` is the beginning of the assistant's turn: the sample goes on from its text, as part of the opening.
-        """
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
+        """Match the messages (`known`: where the first of them led before), enter the new ones; where that leads."""
         ...
 
     async def prepare(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> None:
@@ -59,6 +58,41 @@ class Scribe(Protocol):
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
         """The delta of a message under `leaf` that our engine did not sample (an outside model's answer)."""
         ...
+
+
+def lay_prefilled(
+    scribe: Scribe, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None
+) -> Laid | None:
+    """Lay a request that ends with an unfinished assistant message, for the model to go on with it.
+
+    The message becomes part of the generation prompt, so that the node holds it whole, as the harness will return it.
+    A message that was sampled here keeps its sampled tokens. None when there is no such message, or the renderer
+    cannot continue it: then it is context like any other.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or len(messages) == 1:
+        return None
+    if not last["content"] and not last.get("reasoning"):
+        return None
+    laid = scribe.lay(graph, session, messages[:-1], known if known and known.depth < len(messages) else None)
+    prefill = _sampled_as(graph, session, laid, last, scribe.renderer.stop_ids)
+    if prefill is None:
+        prefill = scribe.renderer.prefill(last, laid.opening)
+    if prefill is None:
+        return None
+    return Laid(laid.leaf, laid.opening + prefill, laid.prompt + prefill, prefill)
+
+
+def _sampled_as(
+    graph: MessageGraph, session: str, laid: Laid, message: Message, stop_ids: Collection[int]
+) -> Tokens | None:
+    """The tokens after the generation prompt of a sampled message that reads so, without what ended the turn."""
+    for node in graph.children(session, laid.leaf):
+        begun = node.tokens[: len(laid.opening)] == laid.opening
+        if node.sampled and begun and identity(node.message) == identity(message):
+            tokens = node.tokens[len(laid.opening) :]
+            return tokens[:-1] if tokens[-1] in stop_ids else tokens
+    return None
 
 
 _ints: list[int] = []
@@ -83,14 +117,7 @@ class DeltaScribe:
         self._deltas: OrderedDict[Hashable, Tokens] = OrderedDict()
         self._prepared: dict[Hashable, Tokens] = {}
 
-    def lay(
-        self,
-        graph: MessageGraph,
-        session: str,
-        messages: Sequence[Message],
-        known: Match | None = None,
-        prefill: Message | None = None,
-    ) -> Laid:
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""
         match = graph.match(session, messages, known)
         leaf, fork = match.node, match.fork
@@ -103,8 +130,6 @@ class DeltaScribe:
         opening = self._openings.get(tail)
         if opening is None:
             opening = self._openings[tail] = shared(self.renderer.opening(after=tail))
-        if prefill is not None:
-            opening = (*opening, *shared(self.renderer.begun(prefill)))
         return Laid(leaf, opening, graph.tokens(leaf, opening))
 
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from inspan.gateway.render import END_THINK, THINK
 from inspan.gateway.reply import Piece
 
 _INCOMPLETE = "\ufffd"
@@ -73,16 +74,16 @@ class Showing:
     """Decides which part of a growing text may be shown already, given how the message will be read back.
 
     Leading and trailing newlines, anything that might begin a mark or a stop string, and all that follows a call marker
-    are held back. `think` are the marks around leading thinking; None: nothing is thinking.
+    are held back; without a marker, everything is. `opened` says that the generation prompt has opened the thinking,
+    `shown` is what a harness has of the content already.
     """
 
-    def __init__(self, marker: str, stops: Sequence[str] = (), think: tuple[str, str] | None = None) -> None:
+    def __init__(self, marker: str, stops: Sequence[str] = (), *, opened: bool = False, shown: str = "") -> None:
         self._marker, self._stops = marker, list(stops)
-        self._think = think
-        self._state = "text" if think is None else "start"
+        self._state = "closed" if not marker else "thinking" if opened else "text" if shown else "start"
         self._held = ""
         self.thought = ""  # thinking that was shown
-        self.shown = ""  # content that was shown
+        self.shown = shown
 
     def push(self, piece: str) -> list[Piece]:
         """Take a piece in; what may be shown now."""
@@ -106,33 +107,31 @@ class Showing:
         return [piece for piece in rest if piece.text]
 
     def _begin(self) -> None:
-        assert self._think is not None
-        begun, mark = self._held.lstrip(), self._think[0]
-        if begun.startswith(mark):
-            self._state, self._held = "thinking", begun[len(mark) :]
-        elif not mark.startswith(begun):
+        begun = self._held.lstrip()
+        if begun.startswith(THINK):
+            self._state, self._held = "thinking", begun[len(THINK) :]
+        elif not THINK.startswith(begun):
             self._state = "text"
 
     def _thinking(self) -> list[Piece]:
-        assert self._think is not None
-        text, closed, rest = self._held.partition(self._think[1])
+        text, closed, rest = self._held.partition(END_THINK)
         if closed:
             self._state, self._held = "text", rest
             text = text.rstrip("\n")
         else:
-            text, self._held = self._split(text, [self._think[1], *self._stops])
+            text, self._held = self._split(text, [END_THINK, *self._stops])
         if not self.thought:
             text = text.lstrip("\n")
         self.thought += text
         return [Piece("reasoning", text)] if text else []
 
     def _text(self) -> list[Piece]:
-        at = self._held.find(self._marker) if self._marker else -1
+        at = self._held.find(self._marker)
         if at >= 0:
             self._state = "closed"
             text = self._held[:at].rstrip("\n")
         else:
-            text, self._held = self._split(self._held, [self._marker, *self._stops] if self._marker else self._stops)
+            text, self._held = self._split(self._held, [self._marker, *self._stops])
         if not self.shown:
             text = text.lstrip("\n")
         self.shown += text

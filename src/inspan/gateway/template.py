@@ -16,9 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from inspan.errors import ModelError, RequestError
-from inspan.gateway.render import THINK, Parsed, byte_reader, control_pattern, parse_hermes, plain_encoder, token_bound
+from inspan.gateway.pieces import Pieces
+from inspan.gateway.render import (
+    Parsed,
+    Tools,
+    byte_reader,
+    control_pattern,
+    leaves_thinking,
+    parse_hermes,
+    plain_encoder,
+    prefill_text,
+    token_bound,
+    with_thinking,
+)
 from inspan.gateway.scribe import Laid
-from inspan.trace.graph import ForkReason, Match, MessageGraph
+from inspan.trace.graph import Match, MessageGraph
 from inspan.trace.records import Message, Tokens
 
 
@@ -49,11 +61,12 @@ class TemplateRenderer:
     def __init__(self, tokenizer: Any) -> None:
         self.name = "template"
         self.call_marker = "<tool_call>"
-        self.think_marks: tuple[str, str] | None = THINK
         if not tokenizer.chat_template:
             raise ModelError("no chat template", where=tokenizer.name_or_path, hint="use a chat model")
         self._tokenizer = tokenizer
         self._fast = tokenizer.backend_tokenizer
+        named = (key for key in ("reasoning_content", "reasoning", "thinking") if key in str(tokenizer.chat_template))
+        self._thinks_as = next(named, None)  # the key under which the template looks for thinking
         self._control = control_pattern(self._fast)
         self._plain = plain_encoder(self._fast)
         self.token_bytes = byte_reader(self._fast)
@@ -69,7 +82,7 @@ class TemplateRenderer:
             quotes.append(found[0])
             return f"{mark}{len(quotes) - 1}{mark}"
 
-        shaped = [_shape(message, lambda text: self._control.sub(quote, text)) for message in messages]
+        shaped = [self._shape(message, lambda text: self._control.sub(quote, text)) for message in messages]
         tools = [dict(tool) for tool in messages[0].get("tools") or ()] if messages else []
         if tools and not messages[0]["content"]:
             shaped = shaped[1:]  # the root that only carries tools is no message of the harness's
@@ -91,10 +104,6 @@ class TemplateRenderer:
             ids += self._plain(text) if quoted else self._fast.encode(text, add_special_tokens=False).ids
         return tuple(ids)
 
-    def begun(self, message: Message) -> Tokens:
-        """The text of a message that the model is to go on with."""
-        return self._plain(message["content"])
-
     def seen(self, tokens: Sequence[int]) -> str:
         """The text of all tokens, control tokens included."""
         return self._fast.decode(list(tokens), skip_special_tokens=False)
@@ -103,13 +112,27 @@ class TemplateRenderer:
         """The text of sampled tokens, without the end of turn."""
         return self._fast.decode([t for t in tokens if t not in self.stop_ids], skip_special_tokens=False)
 
-    def parse(self, tokens: Sequence[int]) -> Parsed:
+    def parse(self, tokens: Sequence[int], *, opening: Tokens = (), tools: Tools = ()) -> Parsed:
         """Read a sampled message back (Hermes tool calls)."""
-        return parse_hermes(self.decode(tokens))
+        return self.parse_text(self.decode(tokens), opening=opening)
 
-    def parse_text(self, text: str) -> Parsed:
+    def parse_text(self, text: str, *, opening: Tokens = (), tools: Tools = ()) -> Parsed:
         """Read text back, as `parse` does."""
-        return parse_hermes(text)
+        return parse_hermes(text, opened=leaves_thinking(self.seen(opening)))
+
+    def prefill(self, message: Message, opening: Tokens, /) -> Tokens | None:
+        """An unfinished message as it is written."""
+        return self._plain(prefill_text(message, opened=leaves_thinking(self.seen(opening))))
+
+    def _shape(self, message: Message, quote: Any) -> dict[str, Any]:
+        """A message as this template expects it."""
+        shaped = shape(message, quote)
+        if message.get("reasoning"):
+            if self._thinks_as is None:
+                shaped["content"] = quote(with_thinking(message))
+            else:
+                shaped[self._thinks_as] = quote(message["reasoning"])
+        return shaped
 
     def _find_stop_ids(self) -> tuple[int, ...]:
         """The end-of-sequence id, and the control token that the template writes after an assistant's message."""
@@ -130,55 +153,45 @@ class TemplateScribe:
 
     def __init__(self, renderer: TemplateRenderer) -> None:
         self.renderer = renderer
+        self._pieces = Pieces(renderer.seen)
 
     async def prepare(self, graph: MessageGraph, session: str, messages: Sequence[Message]) -> None:
         """Nothing to prepare: a whole rendering cannot be kept for later. Lets other tasks run first."""
         await asyncio.sleep(0)
 
-    def lay(
-        self,
-        graph: MessageGraph,
-        session: str,
-        messages: Sequence[Message],
-        known: Match | None = None,
-        prefill: Message | None = None,
-    ) -> Laid:
+    def lay(self, graph: MessageGraph, session: str, messages: Sequence[Message], known: Match | None = None) -> Laid:
         """Match the messages, enter the new ones, and return where that leads."""
-        whole = self.renderer.render(messages, opening=True)
         match = graph.match(session, messages, known)
-        node, depth, fork, seen = self._proven(graph, match.node, match.depth, match.fork, whole.text)
-        context = self.renderer.render(messages, opening=False)
-        if not whole.text.startswith(context.text) or not context.text.startswith(seen):
+        path = graph.path(match.node)
+        told = as_known(graph, path, messages)
+        whole = self.renderer.render(told, opening=True)
+        text, context = whole.text, self.renderer.render(told, opening=False)
+        depth, seen = self._pieces.proven(graph, path, text)
+        fork = match.fork if depth == len(path) else "rendering changed"
+        node = path[depth - 1] if depth else None
+        if not text.startswith(context.text) or seen > len(context.text):
             context = Rendering(())  # the generation prompt is no mere addition: it carries all that is new
-        new = messages[depth:]
-        done = max(len(seen), len(context.text)) if new else len(seen)
-        delta = self.renderer.encode(context.after(len(seen)))
+        new = told[depth:]
+        done = max(seen, len(context.text)) if new else seen
+        delta = self.renderer.encode(context.after(seen))
         for at, message in enumerate(new):
             tokens = delta if at == len(new) - 1 else ()
             node, fork = graph.add_context(session, node, message, tokens, fork).id, None
         assert node is not None
         opening = self.renderer.encode(whole.after(done))
-        if prefill is not None:
-            opening = (*opening, *self.renderer.begun(prefill))
         return Laid(node, opening, graph.tokens(node, opening))
 
     def render_made_up(self, graph: MessageGraph, leaf: int, message: Message) -> Tokens:
         """The delta of a message that our engine did not sample."""
-        before = [graph.nodes[node].message for node in graph.path(leaf)]
-        text = self.renderer.render([*before, message], opening=False)
-        known = self.renderer.seen(graph.tokens(leaf))
-        return self.renderer.encode(text.after(len(known)) if text.text.startswith(known) else text)
+        path = graph.path(leaf)
+        text = self.renderer.render([*as_known(graph, path, ()), message], opening=False)
+        depth, seen = self._pieces.proven(graph, path, text.text)
+        return self.renderer.encode(text.after(seen) if depth == len(path) else text)
 
-    def _proven(
-        self, graph: MessageGraph, node: int | None, depth: int, fork: ForkReason | None, text: str
-    ) -> tuple[int | None, int, ForkReason | None, str]:
-        """The deepest node on the matched path whose text begins the rendering, and that text."""
-        while node is not None:
-            known = self.renderer.seen(graph.tokens(node))
-            if text.startswith(known):
-                return node, depth, fork, known
-            node, depth, fork = graph.nodes[node].parent, depth - 1, "rendering changed"
-        return None, 0, fork, ""
+
+def as_known(graph: MessageGraph, path: Sequence[int], messages: Sequence[Message]) -> list[Message]:
+    """The messages of a request, those that are known as they are known: with the thinking that was not sent back."""
+    return [*(graph.nodes[node].message for node in path), *messages[len(path) :]]
 
 
 def _unused_character(messages: Sequence[Message]) -> str:
@@ -186,7 +199,7 @@ def _unused_character(messages: Sequence[Message]) -> str:
     return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
 
 
-def _shape(message: Message, quote: Any) -> dict[str, Any]:
+def shape(message: Message, quote: Any) -> dict[str, Any]:
     """A message as templates expect it."""
     shaped: dict[str, Any] = {"role": message["role"], "content": quote(message["content"])}
     if "tool_call_id" in message:
