@@ -29,14 +29,12 @@ from inspan.gateway.exchange import Exchange, check_room, sealed
 from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.outside import OutsideExchange
 from inspan.gateway.recorder import Recorder
-from inspan.gateway.render import Renderer
-from inspan.gateway.renderers import scribe_for
+from inspan.gateway.renderers import AnyRenderer, scribe_for
 from inspan.gateway.reply import Reply
 from inspan.gateway.request import ModelRequest
 from inspan.gateway.retries import Ask
 from inspan.gateway.scribe import LARGE, Scribe
 from inspan.gateway.streaming import KEEP_ALIVE_S, stream_exchange, stream_reply
-from inspan.gateway.template import TemplateRenderer
 from inspan.trace.store import TraceStore
 
 MAX_BODY: Final = 64 * 1024 * 1024
@@ -49,11 +47,11 @@ class Gateway:
     def __init__(
         self,
         engine: Engine,
-        renderer: Renderer | TemplateRenderer,
+        renderer: AnyRenderer,
         *,
         store: TraceStore | None = None,
         engines: Mapping[str, Engine] | None = None,
-        renderers: Mapping[str, Renderer | TemplateRenderer] | None = None,
+        renderers: Mapping[str, AnyRenderer] | None = None,
         outside: Mapping[str, OutsideChat] | None = None,
         clock: Callable[[], float] = time.time,
         max_body: int = MAX_BODY,

@@ -305,16 +305,16 @@ def parse_hermes(text: str, *, opened: bool = False) -> Parsed:
     calls: list[ParsedCall] = []
     reasoning, rest = split_thinking(text, opened=opened)
     while True:
-        before, mark, after = rest.partition("<tool_call>")
+        before, begun, after = rest.partition("<tool_call>")
         content.append(before.strip("\n"))
         shown.append(content[-1])
-        if not mark:
+        if not begun:
             said, seen = "\n".join(filter(None, content)), "\n".join(filter(None, shown))
             return Parsed(said, tuple(calls), seen, reasoning)
         body, closed, rest = after.partition("</tool_call>")
         calls.append(_parse_call(body.strip(), closed=bool(closed)))
         if not calls[-1].name:
-            shown.append(mark + body + closed)
+            shown.append(begun + body + closed)
 
 
 def _parse_call(body: str, *, closed: bool) -> ParsedCall:
@@ -331,10 +331,10 @@ def _parse_call(body: str, *, closed: bool) -> ParsedCall:
     arguments = data.get("arguments", {})
     if not isinstance(arguments, dict):
         return ParsedCall(data["name"], json.dumps(arguments, ensure_ascii=False), "arguments are not an object")
-    return ParsedCall(data["name"], _raw_arguments(body, arguments))
+    return ParsedCall(data["name"], raw_arguments(body, arguments))
 
 
-def _raw_arguments(body: str, arguments: Mapping[str, Any]) -> str:
+def raw_arguments(body: str, arguments: Mapping[str, Any]) -> str:
     """The arguments' text exactly as written when it can be cut out, else re-serialised."""
     at = body.find('"arguments":')
     if at >= 0:

@@ -1,7 +1,8 @@
 """Which renderer a tokenizer needs. Contract: asked once per model; says what is missing when there is none.
 
-In this order: what `tokenizer_config.json` names as `inspan_renderer`, ChatML when the tokenizer has its control
-tokens, the model's own chat template.
+In this order: what `tokenizer_config.json` names as `inspan_renderer`, for a known family the renderer of the package
+`renderers` (or, where that cannot be had, its chat template), ChatML when the tokenizer has its control tokens, the
+model's own chat template.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from inspan.errors import ModelError
+from inspan.gateway.families import PREFIX, is_known, packaged_for
+from inspan.gateway.packaged import PackagedRenderer, PackagedScribe
 from inspan.gateway.render import ChatML, Renderer
 from inspan.gateway.scribe import DeltaScribe, Scribe
 from inspan.gateway.template import TemplateRenderer, TemplateScribe
 
+AnyRenderer = Renderer | TemplateRenderer | PackagedRenderer
 RENDERERS = ("chatml", "chatml-compact", "template")
 
 
-def renderer_for(tokenizer_or_path: Any) -> Renderer | TemplateRenderer:
+def renderer_for(tokenizer_or_path: Any) -> AnyRenderer:
     """The renderer of a model folder, a hub id, a `tokenizers.Tokenizer` or a transformers tokenizer.
 
     Raises `ModelError`: "no chat template" when there is neither ChatML nor a template, or the files cannot be read.
@@ -32,12 +36,14 @@ def renderer_for(tokenizer_or_path: Any) -> Renderer | TemplateRenderer:
     return _for_transformers(tokenizer_or_path)
 
 
-def scribe_for(renderer: Renderer | TemplateRenderer) -> Scribe:
+def scribe_for(renderer: AnyRenderer) -> Scribe:
     """What lays requests onto the graph with this renderer."""
+    if isinstance(renderer, PackagedRenderer):
+        return PackagedScribe(renderer)
     return TemplateScribe(renderer) if isinstance(renderer, TemplateRenderer) else DeltaScribe(renderer)
 
 
-def _for_path(path: str) -> Renderer | TemplateRenderer:
+def _for_path(path: str) -> AnyRenderer:
     folder = Path(path)
     file = folder / "tokenizer.json"
     if folder.is_dir() and not file.is_file():
@@ -48,7 +54,8 @@ def _for_path(path: str) -> Renderer | TemplateRenderer:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises plain Exception
             raise ModelError(f"the tokenizer cannot be read: {error}", where=str(file)) from error
-        if named != "template" and (named or _has_chatml(tokenizer)):
+        whole = named == "template" or named.startswith(PREFIX) or (not named and is_known(path, tokenizer))
+        if not whole and (named or _has_chatml(tokenizer)):
             return _chatml(tokenizer, named, path)
     from transformers import AutoTokenizer
 
@@ -60,12 +67,18 @@ def _for_path(path: str) -> Renderer | TemplateRenderer:
     return _for_transformers(loaded)
 
 
-def _for_transformers(tokenizer: Any) -> Renderer | TemplateRenderer:
+def _for_transformers(tokenizer: Any) -> AnyRenderer:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     where = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
     if fast is None:
         raise ModelError("it is not a fast tokenizer", where=where, hint="give a model with a tokenizer.json")
     named = getattr(tokenizer, "init_kwargs", {}).get("inspan_renderer", "")
+    if named.startswith(PREFIX) or (not named and is_known(where, fast)):
+        packaged = packaged_for(tokenizer, named.removeprefix(PREFIX))
+        if packaged is not None:
+            return packaged
+        if tokenizer.chat_template:
+            return TemplateRenderer(tokenizer)
     if named != "template" and (named or _has_chatml(fast)):
         return _chatml(fast, named, where)
     return TemplateRenderer(tokenizer)

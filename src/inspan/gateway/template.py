@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tokenizers import normalizers
 
 from inspan.errors import ModelError, RequestError
 from inspan.gateway.pieces import Pieces
@@ -67,6 +70,7 @@ class TemplateRenderer:
         self._fast = tokenizer.backend_tokenizer
         named = (key for key in ("reasoning_content", "reasoning", "thinking") if key in str(tokenizer.chat_template))
         self._thinks_as = next(named, None)  # the key under which the template looks for thinking
+        self._composes = isinstance(self._fast.normalizer, normalizers.NFC)
         self._control = control_pattern(self._fast)
         self._plain = plain_encoder(self._fast)
         self.token_bytes = byte_reader(self._fast)
@@ -92,6 +96,8 @@ class TemplateRenderer:
             )
         except Exception as error:  # templates raise whatever Jinja raises
             raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from error
+        if self._composes:  # so that it is the text of its ids
+            text = unicodedata.normalize("NFC", text)
         parts = text.split(mark)
         return Rendering(tuple(
             (quotes[int(part)], True) if at % 2 else (part, False) for at, part in enumerate(parts) if part
