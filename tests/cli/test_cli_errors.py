@@ -37,7 +37,7 @@ def inspan(*args, cwd=None, **env):
         (OSError(errno.EADDRINUSE, "Address already in use"), "choose another", 1),
         (OSError(errno.EEXIST, "File exists", "out"), "choose another folder", 1),
         (MemoryError(), "out of memory", 1),
-        (Stopped("all is saved", 130), "stopped: all is saved", 130),
+        (Stopped("all is saved", KeyboardInterrupt()), "stopped: all is saved", 130),
         (KeyboardInterrupt(), "stopped", 130),
         (ZeroDivisionError("by zero"), "unexpected ZeroDivisionError: by zero", 1),
     ],

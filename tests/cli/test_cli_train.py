@@ -12,9 +12,10 @@ import pytest
 import inspan.train
 from inspan.cli import train as command
 from inspan.cli.export import export, view
-from inspan.cli.shell import Stopped, Terminate
+from inspan.cli.shell import Stopped
 from inspan.config import load
 from inspan.errors import CheckpointError, InputError
+from inspan.stopping import Terminate
 from inspan.trace.store import TraceStore
 
 

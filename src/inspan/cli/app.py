@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from inspan.cli.shell import Stopped
+
+
+class Commands(TyperGroup):
+    """A command that a signal stops says so; typer by itself would end with 130, whatever the signal."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Stopped("", stop) from None
+
 
 app = typer.Typer(
     name="inspan",
+    cls=Commands,
     help="Train agents with reinforcement learning in the harness that they ship in.",
     no_args_is_help=True,
     add_completion=False,

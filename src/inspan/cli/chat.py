@@ -5,13 +5,13 @@ The very code that is trained runs here: the same prompts, tools and limits, thr
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from inspan.errors import InputError
+from inspan.stopping import run_until_stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def chat(settings: ChatSettings) -> None:
 
     Raises InputError when the server cannot be reached, refuses the key, or has not the model.
     """
-    print(asyncio.run(ask(settings)))
+    print(run_until_stopped(ask(settings)))
 
 
 async def ask(settings: ChatSettings) -> str:

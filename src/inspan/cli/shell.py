@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Never, cast
 
 from inspan.errors import InputError, InspanError
+from inspan.stopping import Terminate
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -23,13 +24,9 @@ FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 class Stopped(Exception):
     """A run was stopped by a signal; `message` says what is saved and how to go on."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, stop: KeyboardInterrupt) -> None:
         super().__init__(message)
-        self.code = code
-
-
-class Terminate(KeyboardInterrupt):
-    """SIGTERM, raised where Ctrl-C would be, so that both end a run in the same orderly way."""
+        self.code = TERMINATED if isinstance(stop, Terminate) else INTERRUPTED
 
 
 def main() -> None:
@@ -67,10 +64,10 @@ def describe(error: BaseException) -> tuple[str, int]:
         command = context.command_path if context else "inspan"
         return f"error: {cast(Any, error).format_message()}\n  `{command} --help` lists what there is", BAD_INPUT
     if isinstance(error, Stopped):
-        return f"stopped: {error}", error.code
-    if isinstance(error, Terminate):
-        return "stopped", TERMINATED
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return f"stopped: {error}" if str(error) else "stopped", error.code
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", Stopped("", error).code
+    if isinstance(error, typer.Abort):
         return "stopped", INTERRUPTED
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains again at exit

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from inspan import report
 from inspan.cli import folders
-from inspan.cli.shell import INTERRUPTED, TERMINATED, Stopped, Terminate
+from inspan.cli.shell import Stopped
 from inspan.config import Recipe, dump_toml, load
 
 
@@ -48,8 +48,7 @@ def _run(recipe: Recipe, folder: Path, *, resume: bool) -> dict:
     except KeyboardInterrupt as stop:
         progress.finish(None)
         report.build(folder)
-        code = TERMINATED if isinstance(stop, Terminate) else INTERRUPTED
-        raise Stopped(saved(folder), code) from None
+        raise Stopped(saved(folder), stop) from None
     except BaseException:
         progress.finish(None)  # leaves the terminal as it was before the error is printed
         raise

@@ -113,7 +113,7 @@ def packaged_for(tokenizer: Any, named: str = "") -> PackagedRenderer | None:
 
 
 def _hub_name(path: str) -> str:
-    """The hub name of a path: itself, the one that the hub's cache has in its folders' names, or "" of other folders."""
+    """The hub name of a path: itself, or as the hub's cache has it in its folders' names; "" of other folders."""
     cached = re.search(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots", path)
     if cached:
         return f"{cached[1]}/{cached[2]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from inspan.progress import Progress
 from inspan.rewards.metrics import summarise
 from inspan.rollout.dispatcher import next_life, run_tasks
 from inspan.rollout.executor import LocalExecutor
+from inspan.stopping import run_until_stopped
 from inspan.tasks.base import Task
 from inspan.trace.records import Rollout
 from inspan.train.environment import HELD_OUT, make_environment
@@ -114,7 +114,7 @@ def per_task(rollouts: Sequence[Rollout], width: int | None) -> list[dict[str, A
 
 def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress) -> dict[str, Any]:
     """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary."""
-    return asyncio.run(_evaluate(recipe, run, progress))
+    return run_until_stopped(_evaluate(recipe, run, progress))
 
 
 async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from inspan.rewards.detectors import detect, observe
 from inspan.rewards.reward_set import RewardSet
 from inspan.rollout.dispatcher import Dispatcher, DispatchSettings, Group, next_life
 from inspan.rollout.executor import LocalExecutor
+from inspan.stopping import finished, run_until_stopped
 from inspan.tasks.base import Task
 from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
 from inspan.trace.records import Scored
@@ -51,9 +52,10 @@ READ_GROUPS = 3
 def run(recipe: Recipe, *, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
     """Train as a recipe says, in the run directory `out`; returns the summary that is written there.
 
-    Raises InspanError. On KeyboardInterrupt everything up to the last finished update is saved.
+    Raises InspanError, and KeyboardInterrupt when a signal stopped it: then every update that was begun is finished and
+    saved.
     """
-    return asyncio.run(_run(recipe, out, resume, progress))
+    return run_until_stopped(_run(recipe, out, resume, progress))
 
 
 async def _run(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class Trainer:
     _draws: random.Random = field(init=False)
     _began: float = field(init=False)
     _saved: int = -1
+    _whole: bool = True  # false while the weights are between two updates
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -133,8 +136,8 @@ class Trainer:
                 if self.step % self.recipe.train.checkpoint_every == 0:
                     self.save()
         finally:
-            await self.dispatcher.close()
             self.save()
+            await self.dispatcher.close()
             await self.dispatcher.executor.close()  # type: ignore[attr-defined]
 
     async def update(self) -> None:
@@ -145,16 +148,39 @@ class Trainer:
         collected = time.monotonic()
         scored = [await self.rewards.score(group.rollouts, share) for group in groups]
         self._require_rewards(scored)
-        batch = self._credit(scored)
+        metrics: dict[str, Any] = {}
+        try:
+            await finished(self._cut(groups, scored, share, collected - started, metrics))
+            await self.stack.engine.load(POLICY, self.learner.weights())
+            every = self.recipe.eval.every
+            if every and self.step % every == 0 and self.step < self.recipe.train.updates:
+                self.progress.phase("evaluating")
+                metrics["held_out"] = await held_out_figures(self.stack, f"every-{self.step}")
+        finally:  # an update that is done is reported, whatever ended what follows it
+            if metrics and self._whole:
+                metrics["seconds"] = time.monotonic() - started
+                self._report(metrics)
+
+    async def _cut(
+        self,
+        groups: Sequence[Group],
+        scored: Sequence[Sequence[Scored]],
+        share: float,
+        seconds: float,
+        metrics: dict[str, Any],
+    ) -> None:
+        """From one cut to the next: once begun it is finished, or fails and leaves nothing that may be saved."""
         self.progress.phase("learning")
+        self._whole = False
+        batch = self._credit(scored)
         learnt = await self._learn(batch, share)
-        metrics = {
+        metrics |= {
             "update": self.step,
             **update_figures(scored, width=self.recipe.limits.width),
             **{k: v for k, v in learnt.items() if k not in ("seconds", "version", "steps")},
             "weights": self.rewards.weights(share),
             "dropped_groups": {str(reason): n for reason, n in batch.dropped.items()},
-            **self._rollout_figures(groups, collected - started),
+            **self._rollout_figures(groups, seconds),
             "learn_s": learnt["seconds"],
         }
         swarm = len(self.recipe.agents) > 1  # an agent that has nobody to delegate to is not to be judged on it
@@ -163,15 +189,7 @@ class Trainer:
         self.window.append(metrics["behaviour"])
         metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
-        try:
-            await self.stack.engine.load(POLICY, self.learner.weights())
-            every = self.recipe.eval.every
-            if every and self.step % every == 0 and self.step < self.recipe.train.updates:
-                self.progress.phase("evaluating")
-                metrics["held_out"] = await held_out_figures(self.stack, f"every-{self.step}")
-        finally:  # the update is done, whatever ended what follows it
-            metrics["seconds"] = time.monotonic() - started
-            self._report(metrics)
+        self._whole = True
 
     def _require_rewards(self, scored: Sequence[Sequence[Scored]]) -> None:
         """Raise when a batch is left without a single reward by its terms: then nothing is ever learned."""
@@ -196,13 +214,7 @@ class Trainer:
     async def _learn(self, batch: BatchCredit, share: float) -> dict[str, float]:
         if self.recipe.rollout.mode == "sync":
             return self.learner.update(batch.credits, share)
-        # In async mode rollouts go on beside the update; an update that has begun is finished, whatever cancels us.
-        working = asyncio.ensure_future(asyncio.to_thread(self.learner.update, batch.credits, share))
-        try:
-            return await asyncio.shield(working)
-        except asyncio.CancelledError:
-            await asyncio.wait({working})
-            raise
+        return await asyncio.to_thread(self.learner.update, batch.credits, share)  # rollouts go on beside it
 
     def _rollout_figures(self, groups: Sequence[Group], seconds: float) -> dict[str, Any]:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -218,7 +230,7 @@ class Trainer:
         }
 
     def _finish(self, groups: Sequence[Group], scored: Sequence[Sequence[Scored]], metrics: dict[str, Any]) -> None:
-        """The cut: from here on the update is done. No await, so nothing can come between."""
+        """Enter the update into the records: from here on it is done."""
         ids = [one.rollout.id for group in scored for one in group if one.reward is not None]
         if self.stack.store is not None:
             self.stack.store.save_scored(one for group in scored for one in group)
@@ -257,8 +269,8 @@ class Trainer:
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint of the last finished update, unless there is one."""
-        if self._saved == self.step:
+        """Write a checkpoint of the last finished update, unless there is one or an update failed half-way."""
+        if self._saved == self.step or not self._whole:
             return
         state = {
             "step": self.step,
