@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from inspan.cli.chat import ChatSettings, chat
-from inspan.errors import InputError
+from inspan.errors import EngineError, InputError
 
 
 class Server(ThreadingHTTPServer):
@@ -132,3 +132,90 @@ def test_one_of_several_models_must_be_named(server):
 def test_what_the_server_refuses_is_explained(server, settings, text):
     with pytest.raises(InputError, match=text):
         chat(ChatSettings("single", server.url, "?", **{"model": "only", **settings}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base_url": "http://127.0.0.1:99999/v1"},
+        {"base_url": "http://127.0.0.1:port/v1"},
+        {"base_url": "127.0.0.1:8000"},
+        {"base_url": "ftp://127.0.0.1/v1"},
+        {"base_url": "http://[::1/v1"},
+        {"base_url": ""},
+        {"api_key": "schlüssel"},
+        {"api_key": "two\nlines"},
+        {"question": "\udcff"},
+        {"model": "\ud800"},
+    ],
+)
+def test_what_no_request_can_carry_is_named_before_one_is_made(wrong):
+    settings = {"agent": "single", "base_url": "http://127.0.0.1:1/v1", "question": "?", **wrong}
+    with pytest.raises(InputError, match=r"address|ASCII|UTF-8"):
+        chat(ChatSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None, 7, [], "text", {}, {"choices": []}, {"choices": [None]}, {"choices": [{"message": None}]},
+        {"choices": [{"message": {"content": 5}}]}, {"choices": [{"message": {"content": [1]}}]},
+        {"choices": [{"message": {"tool_calls": 5}}]}, {"choices": [{"message": {"tool_calls": [{}]}}]},
+        {"choices": [{"message": {"tool_calls": [{"function": {"name": None}}]}}]},
+        b"{broken", b"\xff\xfe", b"[" * 100_000, b"",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("agent", ["single", "swarm"])
+def test_an_answer_that_cannot_be_read_is_an_error_of_the_servers(server, monkeypatch, answer, agent):
+    def send(self, body, status=200):
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    monkeypatch.setattr(Handler, "_send", send)
+    with pytest.raises(EngineError, match="answer"):
+        chat(ChatSettings(agent, server.url, "?", model="only"))
+    with pytest.raises(EngineError, match="list of models"):
+        chat(ChatSettings(agent, server.url, "?"))
+
+
+PAGES = ("niger.md", "nigeria.md")
+
+
+def says(monkeypatch, play):
+    monkeypatch.setattr(__import__(__name__), "play", play)
+
+
+def test_an_empty_answer_is_an_error(server, monkeypatch):
+    says(monkeypatch, lambda messages, parent: {"content": " \n"})
+    with pytest.raises(EngineError, match="empty answer"):
+        chat(ChatSettings("single", server.url, "?"))
+
+
+def test_a_sub_agent_whose_answer_cannot_be_read_does_not_end_the_swarm(server, monkeypatch, capsys):
+    plain = play
+
+    def spoilt(messages, parent):
+        return plain(messages, parent) if parent is None else {"content": {"no": "text"}}
+
+    says(monkeypatch, spoilt)
+    chat(ChatSettings("swarm", server.url, "?", quiet=True))
+    assert "error: the sub-agent failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ids", [("same", "same"), (None, None), ("", 7), ("call_1", None)])
+def test_two_calls_without_ids_of_their_own_get_their_own_results(server, corpus, monkeypatch, capsys, ids):
+    def two(messages, parent):
+        if messages[-1]["role"] == "tool":
+            found = {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"}
+            order = [c["id"] for m in messages if m["role"] == "assistant" for c in m["tool_calls"]]
+            return {"content": " | ".join(found[one] for one in order)}
+        return {"content": None, "tool_calls": [call(one, "read", page=p) for one, p in zip(ids, PAGES, strict=True)]}
+
+    says(monkeypatch, two)
+    chat(ChatSettings("single", server.url, "?", corpus=corpus, quiet=True))
+    first, second = capsys.readouterr().out.split(" | ")
+    assert "Niamey" in first and "Abuja" in second

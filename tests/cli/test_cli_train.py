@@ -127,6 +127,17 @@ def test_export_writes_into_the_run_and_refuses_a_wrong_suffix(recipe, tmp_path,
         export(tmp_path, fmt="parquet", what="trace", out=tmp_path / "x.jsonl")
 
 
+def test_json_of_an_evaluation_is_all_that_stdout_gets(recipe, monkeypatch, capsys):
+    def evaluate(recipe, *, run, progress):
+        print("a harness that talks")
+        return {"arms": {"trained": {"n": 1}}}
+
+    monkeypatch.setattr(inspan.train, "evaluate", evaluate)
+    command.evaluate(recipe, [], as_json=True)
+    out = capsys.readouterr()
+    assert json.loads(out.out) == {"arms": {"trained": {"n": 1}}} and "a harness that talks" in out.err
+
+
 def test_sigterm_ends_a_command_in_an_orderly_way():
     code = (
         "import os, signal, sys\nfrom inspan.cli import app, shell\n"

@@ -53,7 +53,8 @@ def test_weights_may_be_numbers_or_schedules(write):
 
 def test_resolved_recipe_round_trips(write):
     text = (
-        'name = "quo\\"ted ✓"\n[options]\nk = [1, {a = "b"}]\n[train]\nkl = {coef = 0.1}\n[agents.subagent]\n'
+        'name = "quo\\"ted ✓"\n[options]\nk = [1, {a = "b"}]\nday = 2026-11-30\n'
+        "[train]\nkl = {coef = 0.1}\n[agents.subagent]\n"
         'stages = [{from = 0.0, policy = "policy@v0"}, {from = 0.5, policy = "/x/y"}]\n'
         '[[rewards]]\nuse = "item_f1"\nweight = {from = 0.1, to = 0.2, over = 0.3}'
     )
@@ -124,6 +125,19 @@ def test_a_recipe_that_is_not_utf8_is_refused_with_the_place(tmp_path):
     path = tmp_path / "latin.toml"
     path.write_bytes(b'name = "caf\xe9"')
     assert "not UTF-8 (byte 11)" in refused(path)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b'\xef\xbb\xbfname = "marked"')
+    assert load(path).name == "marked"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("options.x = " + "[" * 5000, "nested"), ("seed = " + "9" * 5000, "TOML syntax error")]
+)
+def test_what_the_reader_of_toml_gives_up_on_is_a_fault_of_the_recipe(write, text, expected):
+    assert expected in refused(write(text))
 
 
 def test_extends_merges_tables_and_set_changes_one_entry(write, tmp_path):

@@ -79,6 +79,10 @@ def test_bad_corpora_are_named(tmp_path: Path) -> None:
     lines.write_text('{"id": 1, "text": "a"}\n{"body": "b"}')
     with pytest.raises(CorpusError, match=r"d\.jsonl:2"):
         load_corpus(lines)
+    for name in ("null", "true", '""', "[1]"):
+        lines.write_text(f'{{"id": {name}, "text": "a"}}')
+        with pytest.raises(CorpusError, match="id is"):
+            load_corpus(lines)
     lines.write_text("{")
     with pytest.raises(CorpusError, match="not JSON"):
         load_corpus(lines)

@@ -12,6 +12,7 @@ from inspan.trace.records import Terminal, ToolEvent
 def test_the_figures_of_a_swarm() -> None:
     figures = rollout_metrics(swarm([4, 2], turns=3), width=2, seconds_per_turn=1.0)
     assert figures == {
+        "failed": 0.0,
         "critical_steps": 1 + 2 * 3 + 1 + 3 + 1,
         "parallel_width": 3.0,
         "spawned": 6.0,
@@ -23,6 +24,13 @@ def test_the_figures_of_a_swarm() -> None:
         "exact": 1.0,
         "finish_rate": 1.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("terminal", "share"), [(Terminal.FAILED, 0.5), (Terminal.TIMED_OUT, 0.5), (Terminal.LIMIT, 0.0)]
+)
+def test_a_harness_that_fails_is_a_figure(terminal: Terminal, share: float) -> None:
+    assert summarise([solo(), solo(terminal=terminal, answer=None)])["failed"] == share
 
 
 def test_a_figure_that_is_undefined_is_left_out_of_the_mean() -> None:

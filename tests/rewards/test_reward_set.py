@@ -108,7 +108,7 @@ async def test_a_term_annealed_to_zero_is_shown_and_no_longer_needed() -> None:
     assert [(one.reward, one.terms["a"]) for one in scored] == [(2.0, 1.0), (2.0, None)]
 
 
-@pytest.mark.parametrize("fault", ["raise", "exit", float("nan"), float("inf"), -1e308, "good", [1.0], 1j])
+@pytest.mark.parametrize("fault", ["raise", "exit", float("nan"), float("inf"), -1e308, "good", [1.0], 1j, 10**400])
 async def test_a_term_at_fault_gives_no_score_is_counted_and_told_once(fault: Any, caplog) -> None:
     def term(rollout: Rollout) -> Any:
         if fault == "raise":
@@ -134,6 +134,18 @@ async def test_on_a_rollout_without_an_answer_a_raising_outcome_term_counts_as_z
     scored = await terms.score([solo(answer="four"), solo(answer=None, terminal=Terminal.LIMIT)], 0.0)
     assert [one.reward for one in scored] == [4.0, 0.0]
     assert not terms.failures
+
+
+async def test_a_term_that_takes_its_rollout_to_pieces_leaves_the_record_whole() -> None:
+    def term(rollout: Rollout) -> float:
+        for part in (rollout.nodes, rollout.calls, rollout.sessions, rollout.tool_events, rollout.metrics):
+            part.clear()
+        return 1.0
+
+    rollout = solo()
+    nodes, calls = list(rollout.nodes), list(rollout.calls)
+    assert await rewards([use("wild", term)], [rollout]) == [1.0]
+    assert nodes and (rollout.nodes, rollout.calls) == (nodes, calls)
 
 
 async def test_async_terms_and_callable_objects_work_and_integers_are_numbers() -> None:

@@ -65,6 +65,21 @@ async def test_a_crash_after_a_sampled_token_is_a_scored_failure():
     assert "KeyError" in rollout.error and rollout.answer is None
 
 
+async def test_a_harness_that_fails_again_and_again_is_told_once_and_counted(caplog):
+    async def crash(task, ctx):
+        await polite(task, ctx)
+        raise KeyError("oops")
+
+    made = runner(crash)
+    for number in range(3):
+        await made.run(job(f"g00000{number}.0"))
+    await made.close()
+    assert made.failures == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "the harness failed on rollout g000000.0: KeyError: 'oops'; further ones are counted only"
+    ]
+
+
 async def test_a_crash_before_any_token_has_no_reward():
     async def crash(task, ctx):
         raise KeyError("oops")

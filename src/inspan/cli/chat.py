@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from inspan.errors import InputError
+from inspan.errors import EngineError, InputError
 from inspan.stopping import run_until_stopped
+
+if TYPE_CHECKING:
+    import openai
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,8 @@ class ChatSettings:
 def chat(settings: ChatSettings) -> None:
     """Ask one question and print the answer; tool calls are shown on stderr as they happen.
 
-    Raises InputError when the server cannot be reached, refuses the key, or has not the model.
+    Raises InputError when the server cannot be reached, refuses the key, or has not the model, and EngineError for an
+    answer that cannot be read or is empty.
     """
     print(run_until_stopped(ask(settings)))
 
@@ -60,6 +67,7 @@ async def ask(settings: ChatSettings) -> str:
         )
     key = settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
     where = settings.base_url
+    _check(where, key, [settings.question, settings.model or "", settings.subagent_model or ""])
     try:
         async with openai.AsyncOpenAI(base_url=where, api_key=key, max_retries=1) as client:
             model = settings.model or await _only_model(client, where)
@@ -69,7 +77,7 @@ async def ask(settings: ChatSettings) -> str:
         context = Context(
             endpoints, tools, settings.critical_steps, None, settings.max_tokens, {"width": settings.width}, events
         )
-        return await agents[settings.agent](Task("chat", settings.question, None), context)
+        answer = await agents[settings.agent](Task("chat", settings.question, None), context)
     except openai.APIConnectionError as error:
         raise InputError(
             f"cannot reach the server: {error.__cause__ or error}", where=where, hint="check --base-url"
@@ -82,11 +90,38 @@ async def ask(settings: ChatSettings) -> str:
         ) from None
     except openai.APIStatusError as error:
         raise InputError(f"the server answered {error.status_code}: {error.message}", where=where) from None
+    if not answer.strip():
+        raise EngineError("the model gave an empty answer", where=where, hint="ask again, or raise --max-tokens")
+    return answer
 
 
-async def _only_model(client, where: str) -> str:
+def _check(where: str, key: str, texts: Sequence[str]) -> None:
+    """Raise InputError for what no request can carry."""
+    try:
+        parts = urlsplit(where)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        where.encode("ascii")
+    except ValueError:  # a port that is none, brackets that do not close, letters that an address has not
+        sound = False
+    if not sound:
+        raise InputError(f"{where!r} is no address of a server", where="--base-url",
+                         hint="for example http://127.0.0.1:8000/v1")  # fmt: skip
+    if not (key.isascii() and key.isprintable()):
+        raise InputError("a key has ASCII letters only", where="--api-key or OPENAI_API_KEY")
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"not valid UTF-8: {text!r}", where="the command line") from None
+
+
+async def _only_model(client: openai.AsyncOpenAI, where: str) -> str:
     """The one model that a server offers; InputError listing them when there are more."""
-    names = [model.id async for model in client.models.list()]
+    try:
+        reply: Any = await client.get("/models", cast_to=object)
+        names = [str(model["id"]) for model in reply["data"]]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise EngineError("the server's list of models cannot be read", where=where, hint="give --model") from error
     if len(names) == 1:
         return names[0]
     offered = ", ".join(names[:12]) or "none"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,8 +74,10 @@ def evaluate(target: Path, settings: Sequence[str], *, as_json: bool) -> None:
     progress = report.make_progress(console)
     from inspan.train import evaluate as run
 
+    own = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a harness may print
     try:
-        summary = run(recipe, run=target if target.is_dir() else None, progress=progress)
+        with own:
+            summary = run(recipe, run=target if target.is_dir() else None, progress=progress)
     finally:
         progress.finish(None)
     if as_json:

@@ -54,7 +54,7 @@ def from_dict(data: Mapping[str, Any], *, source: str = "recipe", origin: Mappin
 
 def dump_toml(recipe: Recipe) -> str:
     """The resolved recipe as TOML: every key with its value; loads back to an equal recipe."""
-    return toml.dumps(recipe.model_dump(mode="json", by_alias=True))
+    return toml.dumps(recipe.model_dump(by_alias=True))
 
 
 def parse_override(text: str) -> tuple[tuple[str | int, ...], Any]:
@@ -65,7 +65,7 @@ def parse_override(text: str) -> tuple[tuple[str | int, ...], Any]:
         raise RecipeError("not an override", where=f"--set {text}", hint=_EXAMPLE)
     try:
         item = tomllib.loads(f"v = {raw}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         raw = raw.strip()
         if not raw or raw[0] in "\"'[{":
             raise RecipeError(f"{raw!r} is not a TOML value", where=f"--set {text}", hint=_EXAMPLE) from None
@@ -84,7 +84,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> tuple[dict[str, Any], dict[tup
             f"recipes extend each other in a circle: {names}", where=str(path), hint="remove one `extends`"
         )
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.toml"))) if path.parent.is_dir() else ""
         hint = f"recipes in {path.parent}: {near}" if near else "give the path of a TOML recipe"
@@ -95,7 +95,9 @@ def _read(path: Path, chain: tuple[Path, ...]) -> tuple[dict[str, Any], dict[tup
         raise RecipeError(
             f"cannot be read: {error.strerror}", where=str(path), hint="give the path of a TOML file"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise RecipeError("nested too deeply", where=str(path), hint="a recipe has tables of tables at most") from None
+    except ValueError as error:  # also of numbers that Python does not read
         raise RecipeError(f"TOML syntax error: {error}", where=str(path), hint="mend that line") from None
     _anchor(data, real.parent)
     base, origin = _extended(data, path, (*chain, real))

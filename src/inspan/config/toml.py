@@ -1,5 +1,5 @@
 """Writing TOML (the standard library only reads it). Contract: `tomllib.loads(dumps(data)) == data` for every dict of
-str, int, finite or infinite float, bool, list and dict with string keys.
+str, int, finite or infinite float, bool, dates and times, list and dict with string keys.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from datetime import date, time
 from typing import Any
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -30,6 +31,8 @@ def value(item: Any) -> str:
         return _float(item)
     if isinstance(item, str):
         return _string(item)
+    if isinstance(item, (date, time)):  # a datetime is a date
+        return item.isoformat()
     if isinstance(item, (list, tuple)):
         return "[" + ", ".join(value(x) for x in item) + "]"
     if isinstance(item, Mapping):

@@ -15,6 +15,7 @@ import openai
 
 from inspan.errors import EngineError, LimitExceeded
 from inspan.harness.base import PARENT_CALL_HEADER, Endpoint
+from inspan.harness.replies import read_message
 
 ANSWER_NOW = "Answer now."
 HARD_STOPS = ("budget_exhausted", "context_length_exceeded")
@@ -74,16 +75,15 @@ class Agent:
             reply: Any = await self.client.post(
                 "/chat/completions", cast_to=object, body=body, options={"headers": headers}
             )
-            message = reply["choices"][0]["message"]
         except (openai.PermissionDeniedError, openai.BadRequestError) as error:
             if error.code in HARD_STOPS:
                 raise LimitExceeded(f"the model server stopped the episode: {error.code}") from error
             raise
-        except (KeyError, IndexError, TypeError) as error:
-            raise EngineError("the model server's answer has no message", where=str(self.client.base_url)) from error
-        kept: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
-        if message.get("tool_calls"):
-            kept["tool_calls"] = message["tool_calls"]
+        except (ValueError, RecursionError) as error:  # openai lets the faults of the JSON reader through
+            raise EngineError(
+                f"the model server's answer is not JSON: {error}", where=str(self.client.base_url)
+            ) from error
+        kept = read_message(reply, str(self.client.base_url))
         self.messages.append(kept)
         return kept
 
@@ -111,6 +111,6 @@ async def run_loop(agent: Agent, execute: Execute, *, budget: int | None) -> tup
 def _request(call: Mapping[str, Any]) -> ToolRequest:
     try:
         arguments = json.loads(call["function"]["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     return ToolRequest(call["id"], call["function"]["name"], arguments if isinstance(arguments, dict) else None)

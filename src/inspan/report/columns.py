@@ -39,6 +39,7 @@ COLUMNS = (
     Column("spawn_rate", "spawn rate", 2, 0, "share of rollouts that assign a task"),
     Column("invalid_calls", "invalid calls", 2, -1, "tool calls that do not parse or fit their schema, a rollout"),
     Column("recovery", "recovery", 2, 1, "share of failed tool calls that a later one of the session made good"),
+    Column("failed", "failed", 2, -1, "share of rollouts in which the harness raised or ran out of time"),
     Column("critical_path_s", "critical path s", 2, -1, "time along the critical path on declared latencies"),
 )
 
@@ -47,10 +48,13 @@ ARMS = ("warm_start", "single_agent", "trained")
 
 
 def shown(arms: Mapping[str, Mapping[str, Any]]) -> list[Column]:
-    """The columns that some arm has a figure for; `recovery` has none where no tool failed."""
-    return [
-        c for c in COLUMNS if c.key != "recovery" or any(numeric(arm.get(c.key)) is not None for arm in arms.values())
-    ]
+    """The columns to show: `recovery` only where a tool failed, `failed` only where a harness did."""
+
+    def told(column: Column) -> bool:
+        found = [numeric(arm.get(column.key)) for arm in arms.values()]
+        return any(found) if column.key == "failed" else any(one is not None for one in found)
+
+    return [c for c in COLUMNS if c.key not in ("recovery", "failed") or told(c)]
 
 
 def numeric(value: Any) -> float | None:

@@ -30,6 +30,7 @@ _SHOWN = (
     ("F1", ("item_f1", "f1")),
     ("width", ("parallel_width", "width")),
     ("steps", ("critical_steps",)),
+    ("failed", ("failed",)),
     ("entropy", ("entropy",)),
     ("tok/s", ("rollout_tokens_per_s", "tokens_per_s", "tok_s")),
 )
@@ -88,7 +89,8 @@ class State:
 
     def figures(self) -> list[tuple[str, str]]:
         """The newest figures as (label, text), the weights of annealed terms last."""
-        out = [(label, number(self.series[label][-1])) for label, _ in _SHOWN if self.series.get(label)]
+        newest = {label: self.series[label][-1] for label, _ in _SHOWN if self.series.get(label)}
+        out = [(label, number(value)) for label, value in newest.items() if value or label != "failed"]
         weights = [(k, v) for k, v in self.last.items() if k.startswith(("weights/", "weight/"))]
         return out + [
             ("λ " + k.split("/", 1)[1], number(v)) for k, v in weights if not k.endswith(("item_f1", "exact_match"))

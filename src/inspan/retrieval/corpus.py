@@ -50,5 +50,9 @@ def _from_jsonl(path: Path) -> list[Document]:
     for number, where, row in read_rows(path, CorpusError, example=_EXAMPLE):
         if not isinstance(row.get("text"), str):
             raise CorpusError('a line needs a "text" string', where=where, hint=_EXAMPLE)
-        documents.append(Document(str(row.get("id", number)), row["text"]))
+        name = row.get("id", number)
+        if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+            hint = "give a text or a whole number, or leave it out"
+            raise CorpusError(f"id is {name!r}", where=where, hint=hint)
+        documents.append(Document(str(name), row["text"]))
     return documents

@@ -11,7 +11,7 @@ from statistics import fmean
 from inspan.rewards.exact_match import row_accuracy
 from inspan.rewards.item_f1 import item_score
 from inspan.rewards.r_finish import finish_rate
-from inspan.trace.records import Rollout
+from inspan.trace.records import Rollout, Terminal
 from inspan.trace.steps import critical_path_s, measure
 
 SECONDS_PER_TURN = 1.0
@@ -23,13 +23,15 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """The figures of one rollout; `width` is the limit on concurrent sub-agents (None: no limit).
 
-    `item_f1`, `exact` (exact row accuracy) in [0, 1]; `critical_steps`; `parallel_width` (mean width of the root's
-    stages, 0 when nothing was assigned); `spawned` (assigned sub-tasks); `tool_calls`; `invalid_calls`; `turns`;
-    `critical_path_s` (seconds on declared latencies); `finish_rate` where something was assigned; `recovery` where a
-    tool failed: the share of failed executions after which one succeeded in the same session.
+    `failed` (1.0 if the harness raised or ran out of time); `item_f1`, `exact` (exact row accuracy) in [0, 1];
+    `critical_steps`; `parallel_width` (mean width of the root's stages, 0 when nothing was assigned); `spawned`
+    (assigned sub-tasks); `tool_calls`; `invalid_calls`; `turns`; `critical_path_s` (seconds on declared latencies);
+    `finish_rate` where something was assigned; `recovery` where a tool failed: the share of failed executions after
+    which one succeeded in the same session.
     """
     steps = measure(rollout.sessions, rollout.calls, width=width)
     figures = {
+        "failed": float(rollout.terminal in (Terminal.FAILED, Terminal.TIMED_OUT)),
         "critical_steps": float(steps.critical_steps),
         "parallel_width": steps.parallel_width,
         "spawned": float(steps.assigned),

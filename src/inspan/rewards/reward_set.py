@@ -19,7 +19,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from inspan.errors import RecipeError
@@ -143,7 +143,7 @@ class RewardSet:
             return self._number(one, one.term(rollout))
         try:
             async with asyncio.timeout(self.timeout_s):
-                value = await _off_loop(one.term, rollout)
+                value = await _off_loop(one.term, _apart(rollout))
         except (Exception, SystemExit) as error:  # whatever a user's function raises: it must not stop the run
             if rollout.answer is None and not is_process(one.term) and not isinstance(error, TimeoutError):
                 return 0.0
@@ -159,7 +159,7 @@ class RewardSet:
             return None
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
         return number if abs(number) <= LARGEST else None
 
@@ -170,6 +170,18 @@ class RewardSet:
             log.warning(
                 "reward %s %s on rollout %s: %s; further ones are counted only", one.name, what, rollout.id, effect
             )
+
+
+def _apart(rollout: Rollout) -> Rollout:
+    """A rollout that a user's function may take to pieces: the record stays whole."""
+    return replace(
+        rollout,
+        sessions=list(rollout.sessions),
+        nodes=list(rollout.nodes),
+        calls=list(rollout.calls),
+        tool_events=list(rollout.tool_events),
+        metrics=dict(rollout.metrics),
+    )
 
 
 async def _off_loop(term: Term, rollout: Rollout) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from inspan.rollout.load import LoadedHarness
 from inspan.rollout.threads import Call, Threads
 from inspan.tasks.base import Task
 from inspan.trace.records import Rollout, Terminal, ToolEvent
+
+log = logging.getLogger("inspan.rollout")
 
 GRACE_S = 1.0  # how long a harness that was told to stop may take, real time
 MAX_ERROR = 500  # characters of an error that are kept
@@ -101,6 +104,8 @@ class Runner:
     threads: Threads = field(default_factory=Threads)
     clock: Callable[[], float] = time.monotonic
     timer: Callable[[float], Awaitable[object]] = asyncio.sleep
+    failures: int = 0
+    """How many rollouts the harness did not end well; the first is told in the log."""
     _client: httpx2.AsyncClient | None = None
     _served: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _url: str | None = None
@@ -133,6 +138,7 @@ class Runner:
             raise
         trace = self.gateway.seal(job.id)
         terminal, error = classify(ending, trace)
+        self._tell(job, terminal, error)
         rollout = Rollout(
             id=job.id,
             task=job.task,
@@ -153,6 +159,14 @@ class Runner:
         )
         rollout.metrics = {"wall_s": self.clock() - before, "sampled_tokens": float(sampled_tokens(rollout))}
         return rollout
+
+    def _tell(self, job: RolloutJob, terminal: Terminal, error: str | None) -> None:
+        if terminal not in (Terminal.FAILED, Terminal.TIMED_OUT):
+            return
+        self.failures += 1
+        if self.failures == 1:
+            what = "ran out of time" if terminal is Terminal.TIMED_OUT else "failed"
+            log.warning("the harness %s on rollout %s: %s; further ones are counted only", what, job.id, error)
 
     def lost(self, job: RolloutJob, error: BaseException) -> Rollout:
         """The rollout of a job that never came to run."""

@@ -26,7 +26,7 @@ from inspan.train.setup import FROZEN, POLICY, Stack, build_stack, roles_at
 
 ARM_KEYS = (
     "n", "item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "invalid_calls",
-    "critical_path_s", "recovery",
+    "critical_path_s", "recovery", "failed",
 )  # fmt: skip
 
 

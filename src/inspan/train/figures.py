@@ -11,7 +11,16 @@ from inspan.rewards.metrics import mean_metrics, rollout_metrics
 from inspan.trace.records import Rollout, Scored
 from inspan.trace.steps import StepTree
 
-SHOWN = ("item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "invalid_calls", "critical_path_s")
+SHOWN = (
+    "item_f1",
+    "exact",
+    "critical_steps",
+    "parallel_width",
+    "tool_calls",
+    "invalid_calls",
+    "critical_path_s",
+    "failed",
+)
 BY_KIND = ("item_f1", "critical_steps", "parallel_width", "spawn_rate", "multi_spawn_rate")
 
 
