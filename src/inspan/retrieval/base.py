@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a document on paragraph borders. `id` is unique in the corpus and short enough for a model to write."""
+    """A piece of a document on paragraph borders. `id` is unique in the corpus, and short: a model has to write it."""
 
     id: str
     document: str  # the document's id
