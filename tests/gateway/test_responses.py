@@ -46,6 +46,7 @@ async def test_thinking_text_and_calls_are_items_and_come_back_as_one_turn():
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
     assert first.output[0].content[0].text == "where is it"
     assert json.loads(first.output[2].arguments) == {"query": "a"}
+    assert first.usage.output_tokens_details.reasoning_tokens == len(ids(THOUGHT, end=False))
     items = [{"role": "user", "content": "Find it."}, *returned(first), *results(first)]
     second = await ask(desk, items, instructions="Be good.", tools=[FUNCTION])
     assert second.output_text == "done"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -131,6 +132,7 @@ class Exchange:
         self.fault_key = fault_key
         self.cached = 0
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self._renderer = scribe.renderer
         self._engine = engine
         turn = live.admit(state, request.n)
@@ -174,7 +176,7 @@ class Exchange:
     def reply(self, choices: Sequence[Choice], created: int) -> Reply:
         """The reply, once all choices are there; a fault of the same request before is mended."""
         self.live.faults.pop(self.fault_key, None)
-        usage = Usage(len(self.prompt), self.completion_tokens, self.cached)
+        usage = Usage(len(self.prompt), self.completion_tokens, self.cached, self.reasoning_tokens)
         return replace(self.head(created), choices=tuple(choices), usage=usage)
 
     async def choice(self, index: int, listener: Listener | None) -> Choice:
@@ -249,6 +251,7 @@ class Exchange:
         message: dict[str, Any] = {"role": "assistant", "content": parsed.shown}
         reasoning_id = ""
         if parsed.reasoning:
+            self.reasoning_tokens += self._thinking_length(sample.tokens)
             reasoning_id = thinking_id(seed)
             message |= {"reasoning": parsed.reasoning, "reasoning_id": reasoning_id}
         if named:
@@ -277,6 +280,16 @@ class Exchange:
         if cut:
             return self._renderer.parse_text(self._renderer.decode(before) + text, opening=opening, tools=tools)
         return self._renderer.parse((*before, *tokens), opening=opening, tools=tools)
+
+    def _thinking_length(self, tokens: Tokens) -> int:
+        """How many of the sampled tokens are thinking: all before the first that is read as something else."""
+        opening, tools = self._laid.generation_prompt, self.request.tools
+
+        def said(count: int) -> bool:
+            parsed = self._renderer.parse((*self._laid.prefill, *tokens[:count]), opening=opening, tools=tools)
+            return bool(parsed.content or parsed.calls)
+
+        return max(0, bisect_left(range(len(tokens) + 1), True, key=said) - 1)
 
     def _calls(self, turn: int, seed: bytes, parsed: Parsed) -> tuple[ToolCall, ...]:
         if not parsed.calls:

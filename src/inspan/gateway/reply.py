@@ -47,11 +47,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; `cached` of the prompt's came from the prefix cache."""
+    """Tokens of a request; `cached` of the prompt's came from the prefix cache, `reasoning` of the completion's are
+    thinking."""
 
     prompt: int
     completion: int
     cached: int = 0
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 
 

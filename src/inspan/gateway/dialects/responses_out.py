@@ -55,7 +55,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
     }
 
