@@ -127,6 +127,6 @@ def runner(harness=polite, *, gateway=None, on_loop=True, limits=None, **fields)
     async def never(seconds: float) -> None:
         await asyncio.Event().wait()
 
-    loaded = LoadedHarness("test", harness, on_loop, "v")
+    loaded = LoadedHarness("test", harness, on_loop, "v", socket=not on_loop)
     defaults = {"roles": ROLES, "sampling": SamplingParams(16), "timeout_s": 60.0, "timer": never}
     return Runner(gateway or FakeGateway(), loaded, limits=limits or Limits(critical_steps=9), **(defaults | fields))

@@ -74,7 +74,7 @@ async def test_a_harness_that_fails_again_and_again_is_told_once_and_counted(cap
     for number in range(3):
         await made.run(job(f"g00000{number}.0"))
     await made.close()
-    assert made.failures == 3
+    assert made.failures == {Terminal.FAILED: 3}
     assert [record.getMessage() for record in caplog.records] == [
         "the harness failed on rollout g000000.0: KeyError: 'oops'; further ones are counted only"
     ]

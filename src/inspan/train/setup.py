@@ -43,7 +43,7 @@ class Stack:
     def harness(self, spec: str) -> LoadedHarness:
         """A harness by its recipe name, loaded once."""
         if spec not in self._loaded:
-            self._loaded[spec] = load_harness(spec, self.recipe.python_path)
+            self._loaded[spec] = load_harness(spec, self.recipe.python_path, command=self.recipe.command)
         return self._loaded[spec]
 
     def limits(self) -> Limits:
