@@ -78,8 +78,9 @@ class Workspace:
 
     def read(self, name: str, most: int) -> str:
         """A file that the program wrote. Raises ValueError when there is none, or when it is too large."""
-        path = self.work / name
-        if not path.resolve().is_relative_to(self.work.resolve()):
+        base = self.home if name.startswith("~/") else self.work
+        path = base / name.removeprefix("~/")
+        if not path.resolve().is_relative_to(base.resolve()):
             raise ValueError(f"{name} leads out of the workspace")
         try:
             flags = os.O_RDONLY | os.O_NONBLOCK  # a FIFO in its place must not hang us
