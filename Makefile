@@ -6,7 +6,7 @@ RECIPE ?= recipes/swarm.toml
 
 export PYTHON
 
-.PHONY: help demo test test-slow lint types floors docs bench zoo study install dev clean
+.PHONY: help demo test test-slow lint types floors docs bench zoo study clients install dev clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -42,6 +42,9 @@ zoo: $(VENV)/.dev ## faulty recipes beside their cures, and what the detectors s
 study: $(VENV)/.dev ## the arms of the README's table over three seeds; takes hours
 	$(BIN)/python -m benchmarks.study
 
+clients: ## install the agents of recipes/clients (CLIENTS="codex pi": only these)
+	scripts/clients.sh $(CLIENTS)
+
 install: $(VENV)/.demo ## what `make demo` needs
 dev: $(VENV)/.dev ## what the tests and checks need
 
@@ -53,5 +56,5 @@ $(VENV)/.dev: pyproject.toml scripts/install.sh
 	scripts/install.sh $(VENV) dev
 	@touch $@ $(VENV)/.demo
 
-clean: ## remove the virtual environment and caches (not the runs)
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache
+clean: ## remove the virtual environments and caches (not the runs)
+	rm -rf $(VENV) .clients .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache
