@@ -50,6 +50,10 @@ class CheckpointError(InspanError):
     """A checkpoint is incomplete, corrupt or belongs to another recipe."""
 
 
+class InvariantBroken(InspanError):
+    """A record, or what is made of it, is not what it must be: a fault of Inspan's own, found by `--verify`."""
+
+
 class LimitExceeded(InspanError):
     """A budget (critical steps, tokens, calls) is used up; raised to the harness, scored as an ordinary end."""
 

@@ -32,7 +32,7 @@ def loop(monkeypatch):
     """A loop that writes what the real one writes, and ends as the test wants."""
 
     def install(end=None):
-        def run(recipe, *, out, resume, progress):
+        def run(recipe, *, out, resume, progress, verify):
             progress.start(recipe, recipe.train.updates)
             (out / "checkpoints" / "ckpt-000001-step-3").mkdir(parents=True, exist_ok=True)
             for update in range(3):
@@ -128,7 +128,7 @@ def test_export_writes_into_the_run_and_refuses_a_wrong_suffix(recipe, tmp_path,
 
 
 def test_json_of_an_evaluation_is_all_that_stdout_gets(recipe, monkeypatch, capsys):
-    def evaluate(recipe, *, run, progress):
+    def evaluate(recipe, *, run, progress, verify):
         print("a harness that talks")
         return {"arms": {"trained": {"n": 1}}}
 

@@ -45,6 +45,9 @@ Settings = Annotated[
         show_default=False,
     ),
 ]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Check every invariant of the record on the way; a breach stops the run.")
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)]
 
 
@@ -59,12 +62,13 @@ def train(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Fixed order and batch shapes: resuming is bit-equal.")
     ] = False,
+    verify: Verify = False,
 ) -> None:
     """Train a policy as a recipe says and write a run directory with its report."""
     from inspan.cli import train as command
 
     options = command.overridden(settings or [], seed, deterministic)
-    command.train(recipe, options, out=out, resume=resume, dry_run=dry_run)
+    command.train(recipe, options, out=out, resume=resume, dry_run=dry_run, verify=verify)
 
 
 @app.command(name="eval")
@@ -73,11 +77,12 @@ def evaluate(
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    verify: Verify = False,
 ) -> None:
     """Evaluate the arms of a recipe, or of a finished run, on held-out tasks."""
     from inspan.cli import train as command
 
-    command.evaluate(recipe, command.overridden(settings or [], seed, False), as_json=json)
+    command.evaluate(recipe, command.overridden(settings or [], seed, False), as_json=json, verify=verify)
 
 
 @app.command()

@@ -23,7 +23,9 @@ def overridden(settings: Sequence[str], seed: int | None, deterministic: bool) -
     return [*settings, *extra, *(["deterministic=true"] if deterministic else [])]
 
 
-def train(target: Path, settings: Sequence[str], *, out: Path | None, resume: bool, dry_run: bool) -> None:
+def train(
+    target: Path, settings: Sequence[str], *, out: Path | None, resume: bool, dry_run: bool, verify: bool = False
+) -> None:
     """Train as a recipe says, then write the report and print the table. `--dry-run` prints the resolved recipe."""
     recipe = load(folders.recipe_path(target), settings)
     if dry_run:
@@ -34,19 +36,20 @@ def train(target: Path, settings: Sequence[str], *, out: Path | None, resume: bo
         if resume:
             folders.check_resumable(recipe, folder)
         folders.write_recipe(recipe, folder)
-        summary = _run(recipe, folder, resume=resume)
+        summary = _run(recipe, folder, resume=resume, verify=verify)
         page = report.build(folder)
     console = Console()
     report.print_summary(summary, console)
+    _print_verified(summary)
     print(f"report: {page}")
 
 
-def _run(recipe: Recipe, folder: Path, *, resume: bool) -> dict:
+def _run(recipe: Recipe, folder: Path, *, resume: bool, verify: bool) -> dict:
     progress = report.make_progress()
     try:
         from inspan.train import run
 
-        run(recipe, out=folder, resume=resume, progress=progress)
+        run(recipe, out=folder, resume=resume, progress=progress, verify=verify)
     except KeyboardInterrupt as stop:
         progress.finish(None)
         report.build(folder)
@@ -55,6 +58,13 @@ def _run(recipe: Recipe, folder: Path, *, resume: bool) -> dict:
         progress.finish(None)  # leaves the terminal as it was before the error is printed
         raise
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def _print_verified(summary: dict) -> None:
+    checked = summary.get("verified")
+    if checked:
+        counts = ", ".join(f"{count:,} {what}" for what, count in checked.items() if what != "seconds")
+        print(f"verified: {counts}; nothing broken; {checked['seconds']:.1f} s of checking")
 
 
 def saved(folder: Path) -> str:
@@ -67,7 +77,7 @@ def saved(folder: Path) -> str:
     return f"everything up to update {max(steps)} is saved in {folder}; continue with\n  {command}"
 
 
-def evaluate(target: Path, settings: Sequence[str], *, as_json: bool) -> None:
+def evaluate(target: Path, settings: Sequence[str], *, as_json: bool, verify: bool = False) -> None:
     """Evaluate the arms of a recipe, or of a finished run, on held-out tasks and print the table."""
     recipe = load(folders.recipe_path(target), settings)
     console = Console(stderr=as_json)
@@ -77,13 +87,14 @@ def evaluate(target: Path, settings: Sequence[str], *, as_json: bool) -> None:
     own = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a harness may print
     try:
         with own:
-            summary = run(recipe, run=target if target.is_dir() else None, progress=progress)
+            summary = run(recipe, run=target if target.is_dir() else None, progress=progress, verify=verify)
     finally:
         progress.finish(None)
     if as_json:
         print(json.dumps(summary))
     else:
         report.print_summary(summary)
+        _print_verified(summary)
 
 
 def warmstart(target: Path, settings: Sequence[str], *, out: Path | None) -> None:

@@ -43,7 +43,9 @@ class Command(Section):
     answer: Literal["stdout", "file", "diff"] = Field(
         default="stdout", description="Where the answer is: standard output, a file, or what changed in the workspace."
     )
-    answer_file: str = Field(default="", description='The file, in the workspace or with `~/` in the home, for `answer = "file"`.')
+    answer_file: str = Field(
+        default="", description='The file, in the workspace or with `~/` in the home, for `answer = "file"`.'
+    )
     pick: str = Field(
         default="whole",
         description="What of it is the answer: `whole`, `last_line`, `json:KEY.KEY` (of the last line that is JSON), "

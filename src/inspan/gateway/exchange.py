@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from inspan.engine.base import Engine, Sample, SamplingParams
+from inspan.engine.witness import CALLER
 from inspan.errors import EngineError, InfrastructureError, RequestError, StoreError
 from inspan.gateway.live import LiveRollout, SessionState, thinking_id
 from inspan.gateway.render import Parsed, Reader, leaves_thinking
@@ -188,7 +189,11 @@ class Exchange:
         flight.task = asyncio.current_task()
         live.flights.add(flight)
         try:
-            sample = await self._engine.sample(policy, self.prompt, params, listener)
+            caller = CALLER.set(live.id)
+            try:
+                sample = await self._engine.sample(policy, self.prompt, params, listener)
+            finally:
+                CALLER.reset(caller)
             if sample.stop == "cancelled":
                 raise EngineError("the engine cancelled the request", where=policy)
         except asyncio.CancelledError:

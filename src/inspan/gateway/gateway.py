@@ -17,7 +17,7 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -69,7 +69,7 @@ class Gateway:
         self._live: dict[str, LiveRollout] = {}
         self._keys: dict[bytes, LiveRollout | None] = {}
         self._sealed: deque[bytes] = deque()
-        self.app = App(self)
+        self.app: Callable[..., Awaitable[None]] = App(self)
 
     # ---- for the dispatcher -------------------------------------------------------------------------------------
 

@@ -116,6 +116,17 @@ class Learner:
         out |= gauges.staleness(credits, self.version - 1)
         return out | {"lr": rate, "version": float(self.version), "skipped_total": float(self.optimiser.skipped)}
 
+    def misfit(self, credits: Sequence[ChainCredit]) -> tuple[float, int]:
+        """The largest |log-prob by the model now − log-prob as recorded|, over the tokens that these weights sampled,
+        and how many they are."""
+        batch = self._flatten(credits)
+        versions = [c.chain.versions[p] for c in credits for p in make_row(c).positions]
+        own = torch.tensor([version == self.version for version in versions], dtype=torch.bool, device=self._device)
+        if not own.any():
+            return 0.0, 0
+        now = self._logprobs(self.model, batch, range(len(batch.rows)), gauges.Tally())
+        return float((now - batch.flat.behaviour)[own].abs().max()), int(own.sum())
+
     def _flatten(self, credits: Sequence[ChainCredit]) -> _Batch:
         rows, offsets, kept = [], [0], []
         for credit in credits:

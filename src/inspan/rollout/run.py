@@ -106,6 +106,7 @@ class Runner:
     fingerprint: str = ""
     make_tools: MakeTools | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Rollout], None] | None = None  # looks at every rollout that ran
     version: Callable[[], int] = lambda: 0
     base_url: str | None = None  # of the gateway on a socket; None: a loopback server is started when needed
     threads: Threads = field(default_factory=Threads)
@@ -164,6 +165,8 @@ class Runner:
             version_finished=self.version(),
         )
         rollout.metrics = {"wall_s": self.clock() - before, "sampled_tokens": float(sampled_tokens(rollout))}
+        if self.check is not None:
+            self.check(rollout)
         return rollout
 
     def _tell(self, job: RolloutJob, terminal: Terminal, error: str | None) -> None:

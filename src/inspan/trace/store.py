@@ -220,6 +220,12 @@ class TraceStore:
                 [call_of(row[0]) for row in calls],
             )
 
+    def has_call(self, rollout: str, call: str) -> bool:
+        """Whether a call of a rollout is on disk."""
+        query = "SELECT 1 FROM calls JOIN rollouts ON rollout = key WHERE rollouts.id = ? AND calls.id = ?"
+        with self._reading() as db:
+            return db.execute(query, (rollout, call)).fetchone() is not None
+
     def load_rollout(self, rollout: str, task: Any = None) -> Rollout:
         """A finished rollout as it was. `task` is put in its place; without it the task is the mapping stored of it."""
         with self._reading() as db:

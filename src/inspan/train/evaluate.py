@@ -112,13 +112,16 @@ def per_task(rollouts: Sequence[Rollout], width: int | None) -> list[dict[str, A
     return rows
 
 
-def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress) -> dict[str, Any]:
-    """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary."""
-    return run_until_stopped(_evaluate(recipe, run, progress))
+def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress, verify: bool = False) -> dict[str, Any]:
+    """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary.
+
+    With `verify` every invariant that can be checked is checked on the way: a breach raises `InvariantBroken`.
+    """
+    return run_until_stopped(_evaluate(recipe, run, progress, verify))
 
 
-async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress) -> dict[str, Any]:
-    stack = build_stack(recipe, make_environment(recipe), None)
+async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress, verify: bool) -> dict[str, Any]:
+    stack = build_stack(recipe, make_environment(recipe), None, verify=verify)
     try:
         if run is not None:
             version, tensors = read_weights(final_weights(run))
@@ -129,7 +132,11 @@ async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress) -> dic
                 "warm_start": Arm(policy=FROZEN)
             }
         tables, _ = await evaluate_arms(stack, arms, progress)
-        return {"recipe": recipe.name, "seed": recipe.seed, **tables}
+        summary = {"recipe": recipe.name, "seed": recipe.seed, **tables}
+        if stack.verifier:
+            stack.verifier.demand()
+            summary["verified"] = stack.verifier.report()
+        return summary
     finally:
         await stack.close()
 

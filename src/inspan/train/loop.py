@@ -49,19 +49,21 @@ READ_EVERY = 10  # updates between trajectories that are kept to be read
 READ_GROUPS = 3
 
 
-def run(recipe: Recipe, *, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
+def run(recipe: Recipe, *, out: Path, resume: bool, progress: Progress, verify: bool = False) -> dict[str, Any]:
     """Train as a recipe says, in the run directory `out`; returns the summary that is written there.
+
+    With `verify` every invariant that can be checked is checked on the way: a breach raises `InvariantBroken`.
 
     Raises InspanError, and KeyboardInterrupt when a signal stopped it: then every update that was begun is finished and
     saved.
     """
-    return run_until_stopped(_run(recipe, out, resume, progress))
+    return run_until_stopped(_run(recipe, out, resume, progress, verify))
 
 
-async def _run(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
+async def _run(recipe: Recipe, out: Path, resume: bool, progress: Progress, verify: bool) -> dict[str, Any]:
     environment = make_environment(recipe)
     store = TraceStore(out / "trace.sqlite")
-    stack = build_stack(recipe, environment, store)
+    stack = build_stack(recipe, environment, store, verify=verify)
     try:
         trainer = Trainer(recipe, out, stack, progress)
         if resume:
@@ -146,6 +148,7 @@ class Trainer:
         self.progress.phase("rollouts")
         groups = await self.dispatcher.collect()
         collected = time.monotonic()
+        self._demand()
         scored = [await self.rewards.score(group.rollouts, share) for group in groups]
         self._require_rewards(scored)
         metrics: dict[str, Any] = {}
@@ -171,8 +174,11 @@ class Trainer:
     ) -> None:
         """From one cut to the next: once begun it is finished, or fails and leaves nothing that may be saved."""
         self.progress.phase("learning")
-        self._whole = False
         batch = self._credit(scored)
+        if self.stack.verifier:
+            self.stack.verifier.batch(scored, batch.credits, self.learner)
+            self._demand()
+        self._whole = False
         learnt = await self._learn(batch, share)
         metrics |= {
             "update": self.step,
@@ -190,6 +196,11 @@ class Trainer:
         metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
         self._whole = True
+
+    def _demand(self) -> None:
+        """Under `verify`: raise what is broken."""
+        if self.stack.verifier:
+            self.stack.verifier.demand()
 
     def _require_rewards(self, scored: Sequence[Sequence[Scored]]) -> None:
         """Raise when a batch is left without a single reward by its terms: then nothing is ever learned."""
@@ -327,6 +338,7 @@ class Trainer:
         weights = self._publish()
         await self.stack.engine.load(POLICY, WeightsRef(self.step, path=str(weights)))
         tables, rollouts = await evaluate_arms(self.stack, dict(self.recipe.eval.arms), self.progress)
+        self._demand()
         width = self.recipe.limits.width
         write_json(self.out / "eval.json", {name: per_task(found, width) for name, found in rollouts.items()})
         for name, found in rollouts.items():
@@ -343,6 +355,8 @@ class Trainer:
             **tables,
             "findings": [asdict(finding) for finding in detect(self.window)],
         }
+        if self.stack.verifier:
+            summary["verified"] = self.stack.verifier.report()
         write_json(self.out / "summary.json", summary)
         self.progress.finish(summary)
         return summary

@@ -13,6 +13,7 @@ from inspan.config import Agent, Recipe
 from inspan.engine.base import SamplingParams, WeightsRef
 from inspan.engine.openai_engine import OpenAIChat
 from inspan.engine.torch_engine import TorchEngine
+from inspan.engine.witness import WitnessEngine
 from inspan.errors import ModelError, RecipeError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
@@ -23,6 +24,7 @@ from inspan.rollout.run import Runner
 from inspan.trace.store import TraceStore
 from inspan.train.environment import Environment
 from inspan.train.models import model_directory
+from inspan.train.verify import AnswerWitness, Verifier
 
 POLICY, FROZEN = "policy", "policy@v0"
 
@@ -38,6 +40,7 @@ class Stack:
     gateway: Gateway
     renderer: str
     store: TraceStore | None
+    verifier: Verifier | None = None
     _loaded: dict[str, LoadedHarness] = field(default_factory=dict)
 
     def harness(self, spec: str) -> LoadedHarness:
@@ -81,6 +84,7 @@ class Stack:
             fingerprint=self.fingerprint(harness).hash,
             make_tools=self.environment.make_tools,
             options={**self.recipe.options, "width": self.recipe.limits.width},
+            check=self.verifier.rollout if self.verifier else None,
             version=lambda: self.engine.version(POLICY),
         )
 
@@ -102,8 +106,8 @@ class Stack:
             self.store.close()
 
 
-def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | None) -> Stack:
-    """Load the model and open the gateway. Raises ModelError or RecipeError."""
+def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | None, *, verify: bool = False) -> Stack:
+    """Load the model and open the gateway, with witnesses around it to `verify`. Raises ModelError or RecipeError."""
     directory = model_directory(recipe.model)
     engine = TorchEngine(
         {POLICY: str(directory), FROZEN: str(directory)},
@@ -116,8 +120,12 @@ def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | No
     _check_context(recipe, engine)
     renderer = renderer_for(directory)
     outside = {agent.policy: _outside_chat(agent) for agent in recipe.agents.values() if agent.base_url}
-    gateway = Gateway(engine, renderer, store=store, outside=outside)
-    return Stack(recipe, environment, directory, engine, gateway, renderer.name, store)
+    witness = WitnessEngine(engine) if verify else None
+    gateway = Gateway(witness or engine, renderer, store=store, outside=outside)
+    verifier = Verifier(witness) if witness else None
+    if verifier and store:
+        gateway.app = AnswerWitness(gateway, store, verifier)
+    return Stack(recipe, environment, directory, engine, gateway, renderer.name, store, verifier)
 
 
 def _check_context(recipe: Recipe, engine: TorchEngine) -> None:
