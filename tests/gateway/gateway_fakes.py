@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,12 +17,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from inspan.engine.base import Sample, SamplingParams, Watch
 from inspan.engine.scripted import ScriptedEngine
+from inspan.engine.witness import WitnessEngine
 from inspan.gateway.base import Limits, Role, Trace
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.render import ChatML
 from inspan.gateway.transport import IN_PROCESS_URL, in_process_client
-from inspan.trace.chains import chains
-from inspan.trace.records import Node, Tokens
+from inspan.trace.delivery import delivery
+from inspan.trace.records import Node, Rollout, Terminal, Tokens
+from inspan.trace.verify import breaches
 
 CORPUS = [
     "hello world, the answer is done. search capital of Zürich 東京 🎉 name arguments tool_call find it yes no"
@@ -134,7 +135,8 @@ class Desk:
         **options: Any,
     ) -> None:
         self.engine = engine
-        self.gateway = Gateway(engine, renderer or ChatML(tokenizer(), compact=True), **options)
+        self.witness = WitnessEngine(engine)
+        self.gateway = Gateway(self.witness, renderer or ChatML(tokenizer(), compact=True), **options)
         self.rollout = rollout
         self.grant = self.gateway.open(rollout, roles=roles, limits=limits, seed=seed, sampling=sampling)
         self.http = in_process_client(self.gateway.app)
@@ -193,22 +195,12 @@ def heard_until_killed(script: str, store: Path, lines: int) -> list[str]:
     return [line.strip() for line in heard]
 
 
-def audit(engine: ScriptedEngine, trace: Trace) -> None:
-    """What must hold of any record: each call's path is what the engine saw and sampled, each sampled token of a
-    trainable agent is trained once, and none of a frozen one."""
-    by_id = {node.id: node for node in trace.nodes}
-    sampled = [one for one in trace.calls if one.node is not None]
-    seen = Counter(one.prompt for one in engine.heard)
-    recorded: Counter[Tokens] = Counter()
-    for one in sampled:
-        assert one.node is not None
-        node = by_id[one.node]
-        recorded[tokens_of(trace.nodes, one.context) + node.tokens[: node.start]] += 1
-        assert one.completion_tokens == len(node.tokens) - node.start == len(node.logprobs) == len(node.versions)
-    assert not recorded - seen, "a recorded prompt that the engine never saw"
-    assert len(by_id) == len(trace.nodes) and len({one.id for one in trace.calls}) == len(trace.calls)
-    found = chains(trace.sessions, trace.nodes, trace.calls)
-    owners = {session.id: session for session in trace.sessions}
-    assert not any(any(chain.trained) for chain in found if not owners[chain.session].trainable)
-    of_trainable = [node for node in trace.nodes if owners[node.session].trainable]
-    assert sum(sum(chain.trained) for chain in found) == sum(len(n.tokens) - n.start for n in of_trainable)
+def audit(desk: Desk, trace: Trace) -> None:
+    """What must hold of any record: it is what the engine gave, each sampled token is trained once, none is lost."""
+    rollout = Rollout(
+        trace.rollout, None, "", 0, Terminal.COMPLETED, None, trace.sessions, trace.nodes, trace.calls,
+        complete=trace.complete,
+    )  # fmt: skip
+    assert [str(one) for one in breaches(rollout, desk.witness.take(trace.rollout))] == []
+    found = delivery(rollout)
+    assert found.unexplained == 0 and found.trained == found.sampled - found.excluded.total()

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gateway_fakes import Desk, returned, tokens_of
+from gateway_fakes import Desk, audit, returned
 from real_bpe import real as real_bpe
 from tokenizers import AddedToken, Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from inspan.engine.scripted import ScriptedEngine
 from inspan.gateway.base import Trace
 from inspan.gateway.template import TemplateRenderer
-from inspan.trace.chains import chains
 from inspan.trace.graph import FORK_REASONS
 
 _MARKUP = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
@@ -111,15 +110,7 @@ class Talk:
         trace = self.desk.seal()
         assert trace.complete
         assert len(trace.calls) == len(self.heard)
-        by_id = {node.id: node for node in trace.nodes}
-        for recorded, heard, sampled in zip(trace.calls, self.heard, self.sampled, strict=False):
-            whole = tokens_of(trace.nodes, recorded.node)
-            assert whole[: recorded.prompt_tokens] == heard.prompt
-            kept = list(whole[recorded.prompt_tokens :])
-            assert kept == sampled[: len(kept)] and len(kept) == recorded.completion_tokens
-            assert recorded.node is not None and list(by_id[recorded.node].tokens[by_id[recorded.node].start :]) == kept
-        trained = sum(sum(chain.trained) for chain in chains(trace.sessions, trace.nodes, trace.calls))
-        assert trained == sum(recorded.completion_tokens for recorded in trace.calls)
+        audit(self.desk, trace)
         assert {node.fork for node in trace.nodes} <= {None, *FORK_REASONS}
         return trace
 

@@ -40,7 +40,7 @@ class Real(Desk):
 
     def audited(self) -> Trace:
         trace = self.seal()
-        audit(self.engine, trace)
+        audit(self, trace)
         return trace
 
 

@@ -104,7 +104,7 @@ def test_a_hostile_session_is_recorded_as_it_was_and_each_sampled_token_is_train
     asyncio.run(hostile(rng, desk))
     trace = desk.seal()
     assert trace.complete and trace.fault is None
-    audit(desk.engine, trace)
+    audit(desk, trace)
 
 
 @pytest.mark.parametrize("speaker", SPEAKERS, ids=NAMES)
@@ -128,7 +128,7 @@ def test_an_honest_conversation_never_forks(speaker, seed):
             rng.shuffle(results)
             history += [("assistant", native), *results, ("user", rng.choice(TEXTS))]
         trace = desk.seal()
-        audit(desk.engine, trace)
+        audit(desk, trace)
         assert [node.fork for node in trace.nodes if node.fork] == []
         (chain,) = chains(trace.sessions, trace.nodes, trace.calls)
         last = desk.engine.heard[-1].prompt

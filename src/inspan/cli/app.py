@@ -136,6 +136,20 @@ def export(
 
 
 @app.command()
+def inspect(
+    run: RunDir,
+    rollout: Annotated[
+        str | None, typer.Option(metavar="ID", help="Print the messages of one rollout as a tree.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say what was recorded of a run, how its conversations went on, and what became of every token."""
+    from inspan.cli.inspect import inspect as command
+
+    command(run, rollout=rollout, as_json=json)
+
+
+@app.command()
 def view(run: RunDir) -> None:
     """Write a run's report anew and print its path."""
     from inspan.cli.export import view as command

@@ -296,6 +296,11 @@ class Train(Section):
     objective_params: dict[str, float] = Field(
         default={}, description="Parameters of the objective: `alpha`, `beta`, `tau` (kimi: 0.5, 2.0, 1e-3 [D]), ..."
     )
+    abandoned: bool = Field(
+        default=True,
+        description="Train also what was sampled on branches that the harness left (rolled back, sampled again): "
+        "the policy sampled it, and its rollout has the reward.",
+    )
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=1.0, description="Decay of a turn's reward, r·γ^(T-i) [P]; used by credit `gamma`."
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import resource
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from inspan.rollout.executor import LocalExecutor
 from inspan.stopping import finished, run_until_stopped
 from inspan.tasks.base import Task
 from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
+from inspan.trace.delivery import Delivery, delivery, given_up, leave_out, total
 from inspan.trace.records import Scored
 from inspan.trace.store import TraceStore
 from inspan.train.environment import make_environment
@@ -45,6 +47,7 @@ from inspan.train.evaluate import evaluate_arms, held_out_figures, per_task, wri
 from inspan.train.figures import rollout_success, trajectory, update_figures
 from inspan.train.setup import POLICY, Stack, build_stack, roles_at
 
+_log = logging.getLogger("inspan.train")
 READ_EVERY = 10  # updates between trajectories that are kept to be read
 READ_GROUPS = 3
 
@@ -174,6 +177,9 @@ class Trainer:
     ) -> None:
         """From one cut to the next: once begun it is finished, or fails and leaves nothing that may be saved."""
         self.progress.phase("learning")
+        delivered = self._deliver(scored)
+        if not self.recipe.train.abandoned:
+            scored = [[_without_left(one) for one in group] for group in scored]
         batch = self._credit(scored)
         if self.stack.verifier:
             self.stack.verifier.batch(scored, batch.credits, self.learner)
@@ -187,6 +193,7 @@ class Trainer:
             "weights": self.rewards.weights(share),
             "dropped_groups": {str(reason): n for reason, n in batch.dropped.items()},
             **self._rollout_figures(groups, seconds),
+            **delivered.figures(),
             "learn_s": learnt["seconds"],
         }
         swarm = len(self.recipe.agents) > 1  # an agent that has nobody to delegate to is not to be judged on it
@@ -196,6 +203,14 @@ class Trainer:
         metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
         self._whole = True
+
+    def _deliver(self, scored: Sequence[Sequence[Scored]]) -> Delivery:
+        """The fates of all tokens that the policy sampled; says loudly when some have none."""
+        abandoned = self.recipe.train.abandoned
+        found = total(delivery(one.rollout, abandoned=abandoned) for group in scored for one in group)
+        if found.unexplained:
+            _log.error("update %d: %d sampled tokens are neither trained nor excluded", self.step, found.unexplained)
+        return found
 
     def _demand(self) -> None:
         """Under `verify`: raise what is broken."""
@@ -375,6 +390,10 @@ class Trainer:
             shutil.rmtree(path)
         self.learner.save_weights(self.out / "weights", self.step)
         return path
+
+
+def _without_left(one: Scored) -> Scored:
+    return replace(one, rollout=leave_out(one.rollout, given_up(one.rollout.nodes)))
 
 
 def _before(line: str, step: int) -> bool:
