@@ -75,8 +75,19 @@ class SandboxError(InfrastructureError):
 
 
 class RequestError(InputError):
-    """A model request is malformed; the gateway answers with the dialect's own error shape."""
+    """A model request is malformed or not allowed; the gateway answers with the dialect's own error shape.
 
-    def __init__(self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+    `retry_after` is in seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(what, where=param)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after

@@ -20,6 +20,7 @@ from inspan.engine.scripted import ScriptedEngine
 from inspan.engine.witness import WitnessEngine
 from inspan.gateway.base import Limits, Role, Trace
 from inspan.gateway.gateway import Gateway
+from inspan.gateway.pace import Pace
 from inspan.gateway.render import ChatML
 from inspan.gateway.transport import IN_PROCESS_URL, in_process_client
 from inspan.trace.delivery import delivery
@@ -132,13 +133,14 @@ class Desk:
         sampling: SamplingParams | None = None,
         renderer: Any = None,
         rollout: str = "r",
+        pace: Pace | None = None,
         **options: Any,
     ) -> None:
         self.engine = engine
         self.witness = WitnessEngine(engine)
         self.gateway = Gateway(self.witness, renderer or ChatML(tokenizer(), compact=True), **options)
         self.rollout = rollout
-        self.grant = self.gateway.open(rollout, roles=roles, limits=limits, seed=seed, sampling=sampling)
+        self.grant = self.gateway.open(rollout, roles=roles, limits=limits, seed=seed, sampling=sampling, pace=pace)
         self.http = in_process_client(self.gateway.app)
         self.url = IN_PROCESS_URL + self.grant.base_path
 

@@ -150,6 +150,22 @@ def inspect(
 
 
 @app.command()
+def serve(
+    recipe: Target,
+    settings: Settings = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the traces, grants and the admin key are kept.")
+    ] = Path("runs/gateway"),
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+) -> None:
+    """Serve the gateway by itself, with an admin API to let rollouts in; it goes on after kill -9."""
+    from inspan.cli.serve import serve as command
+
+    command(recipe, settings or [], out=out, host=host, port=port)
+
+
+@app.command()
 def view(run: RunDir) -> None:
     """Write a run's report anew and print its path."""
     from inspan.cli.export import view as command

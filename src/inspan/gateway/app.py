@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from inspan.errors import InspanError, RequestError
@@ -113,7 +115,23 @@ class App:
         self, dialect: Dialect, address: Address, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
         live = self._gateway.authorise(_key(address, headers))
-        raw = await _body(headers, receive, self._gateway.max_body)
+        live.meter.begin(self._gateway.monotonic())
+        try:
+            await self._answer(dialect, live, address, headers, scope, receive, send)
+        finally:
+            live.meter.end()
+
+    async def _answer(
+        self,
+        dialect: Dialect,
+        live: LiveRollout,
+        address: Address,
+        headers: Headers,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        raw = await _body(headers, receive, min(self._gateway.max_body, live.meter.pace.body or self._gateway.max_body))
         ask = _ask(raw, address, headers)
         before = live.latest.get(ask.parent_call)
         if len(raw) < _BIG:
@@ -190,7 +208,7 @@ def _ask(raw: bytes, address: Address, headers: Headers) -> Ask:
     count = headers.get(b"x-stainless-retry-count", b"0")
     parent, key = headers.get(b"x-parent-call"), headers.get(b"idempotency-key")
     return Ask(
-        (hash(raw), len(raw)),
+        blake2b(raw, digest_size=16).hexdigest(),
         address.parent_call if not parent else parent.decode("latin-1"),
         address.role,
         count.isdigit() and int(count[:9]) > 0,
@@ -259,4 +277,6 @@ async def _send(send: Send, status: int, body: bytes, extra: tuple[tuple[bytes, 
 
 async def _send_error(send: Send, dialect: Dialect, error: Exception) -> None:
     status = dialect.status(error)
-    await _send(send, status, dialect.error(error), ((b"retry-after", b"1"),) if status in _RETRY else ())
+    wait = getattr(error, "retry_after", None) or (1.0 if status in _RETRY else None)
+    extra = () if wait is None else ((b"retry-after", b"%d" % math.ceil(wait)),)
+    await _send(send, status, dialect.error(error), extra)

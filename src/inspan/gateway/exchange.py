@@ -23,6 +23,7 @@ from inspan.gateway.live import LiveRollout, SessionState, thinking_id
 from inspan.gateway.render import Parsed, Reader, leaves_thinking
 from inspan.gateway.reply import Choice, Piece, Reply, Usage, logprob_entries
 from inspan.gateway.request import ModelRequest
+from inspan.gateway.retries import Ask
 from inspan.gateway.schema import call_error
 from inspan.gateway.scribe import Scribe, shared
 from inspan.gateway.stream import Detokeniser, Showing, StopFinder
@@ -127,10 +128,12 @@ class Exchange:
         request: ModelRequest,
         scribe: Scribe,
         engine: Engine,
-        fault_key: object,
+        ask: Ask,
     ) -> None:
         self.live, self.state, self.request = live, state, request
-        self.fault_key = fault_key
+        self.fault_key = (state.record.id, ask.body)
+        whole = request.n == 1 and not request.logprobs and not request.prefill and not request.stop
+        self._ask_name = ask.name if whole else ""
         self.cached = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
@@ -222,7 +225,8 @@ class Exchange:
         request, given = self.request, self.live.sampling
         base = given or _DEFAULT
         own = given is None or not self.state.record.trainable
-        most = min(self._room, base.max_tokens, request.max_tokens or self._room)
+        left = self.live.left_to_sample()
+        most = min(self._room, base.max_tokens, request.max_tokens or self._room, self._room if left is None else left)
         return SamplingParams(
             max_tokens=most,
             temperature=request.temperature if own and request.temperature is not None else base.temperature,
@@ -336,6 +340,7 @@ class Exchange:
             calls,
             len(self.prompt),
             len(sample.tokens),
+            ask=self._ask_name,
         )
         await live.commit(self.state, call, node)
 

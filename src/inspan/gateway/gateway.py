@@ -13,8 +13,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -26,8 +24,10 @@ from inspan.errors import InputError, RequestError, StoreError
 from inspan.gateway.app import App
 from inspan.gateway.base import Grant, Limits, OutsideChat, Role, Trace
 from inspan.gateway.exchange import Exchange, check_room, sealed
+from inspan.gateway.grants import Terms, key_hash, new_key
 from inspan.gateway.live import LiveRollout, SessionState
 from inspan.gateway.outside import OutsideExchange
+from inspan.gateway.pace import Pace
 from inspan.gateway.recorder import Recorder
 from inspan.gateway.renderers import AnyRenderer, scribe_for
 from inspan.gateway.reply import Reply
@@ -54,17 +54,20 @@ class Gateway:
         renderers: Mapping[str, AnyRenderer] | None = None,
         outside: Mapping[str, OutsideChat] | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        durable: bool = False,
         max_body: int = MAX_BODY,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self.max_body = max_body
         self.keep_alive_s = keep_alive_s
-        self.clock = clock
+        self.clock, self.monotonic = clock, monotonic
         self._engine, self._engines = engine, dict(engines or {})
         self._scribe: Scribe = scribe_for(renderer)
         self._scribes: dict[str, Scribe] = {policy: scribe_for(r) for policy, r in (renderers or {}).items()}
         self._outside = dict(outside or {})
         self._store = store
+        self._durable = durable
         self._recorder = Recorder(store)
         self._live: dict[str, LiveRollout] = {}
         self._keys: dict[bytes, LiveRollout | None] = {}
@@ -82,12 +85,25 @@ class Gateway:
         seed: int = 0,
         sampling: SamplingParams | None = None,
         default_role: str | None = None,
+        pace: Pace | None = None,
     ) -> Grant:
-        """Let a rollout in. `sampling` rules trainable sessions; without it, requests do. Raises `InputError`."""
+        """Let a rollout in. `sampling` rules trainable sessions; without it, requests do. Raises `InputError`, and
+        `StoreError` where a durable gateway knows the rollout already."""
+        terms = Terms(
+            roles, limits or Limits(), seed, sampling, default_role or next((r.name for r in roles), ""), pace or Pace()
+        )
+        self._check(rollout, terms)
+        key = new_key()
+        if self._durable and self._store is not None:
+            self._store.put_grant(rollout, key_hash(key), terms.to_json())
+        return self._enter(Grant(rollout, key, f"/r/{key}/v1"), terms).grant
+
+    def _check(self, rollout: str, terms: Terms) -> None:
+        """Raise `InputError` for terms that cannot be granted."""
+        roles, default = terms.roles, terms.default_role
         if rollout in self._live:
             raise InputError(f"rollout {rollout!r} is open already", hint="give each rollout an id of its own")
         names = [role.name for role in roles]
-        default = default_role if default_role is not None else next(iter(names), "")
         if default not in names or len(set(names)) < len(names):
             raise InputError(
                 f"the roles are {names}, the default is {default!r}", where=f"rollout {rollout!r}",
@@ -97,20 +113,21 @@ class Gateway:
             if role.trainable and role.policy in self._outside:
                 raise InputError(f"role {role.name!r} is trainable, but {role.policy!r} is an outside model",
                                  where=f"rollout {rollout!r}", hint="train a policy of the engine")  # fmt: skip
-        key = secrets.token_urlsafe(24)
-        grant = Grant(rollout, key, f"/r/{key}/v1")
+
+    def _enter(self, grant: Grant, terms: Terms) -> LiveRollout:
         live = LiveRollout(
             grant,
-            roles=roles,
-            limits=limits or Limits(),
-            seed=seed,
-            sampling=sampling,
-            default_role=default,
+            roles=terms.roles,
+            limits=terms.limits,
+            seed=terms.seed,
+            sampling=terms.sampling,
+            default_role=terms.default_role,
             recorder=self._recorder,
+            pace=terms.pace,
         )
-        self._live[rollout] = live
-        self._keys[_hash(key)] = live
-        return grant
+        self._live[grant.rollout] = live
+        self._keys[key_hash(grant.key)] = live
+        return live
 
     def resume(
         self,
@@ -143,12 +160,16 @@ class Gateway:
         if live is None:
             raise InputError(f"rollout {rollout!r} is not open", hint="open it first; seal it once")
         self._forget(live)
+        if self._durable and self._store is not None:
+            self._store.seal_grant(rollout)
         return live.trace()
 
     async def close(self) -> None:
-        """Cancel what runs and refuse all keys. The engines and the store are the caller's to close."""
-        for rollout in list(self._live):
-            self.seal(rollout)
+        """Cancel what runs and refuse all keys, which a durable gateway's successor takes up again. The engines and the
+        store are the caller's to close."""
+        for live in list(self._live.values()):
+            self._forget(live)
+        self._live.clear()
         await asyncio.sleep(0)
 
     # ---- for the application ------------------------------------------------------------------------------------
@@ -157,12 +178,15 @@ class Gateway:
         """The rollout of a key. Raises `RequestError`: 401 for no or an unknown key, 403 after sealing."""
         if not key:
             raise RequestError("there is no API key; send it as a bearer token", status=401, code="invalid_api_key")
-        digest = _hash(key)
+        digest = key_hash(key)
         live = self._keys.get(digest)
         if live is not None:
             return live
         if digest in self._keys:
             raise sealed()
+        live = self._restored(key, digest)
+        if live is not None:
+            return live
         raise RequestError("the API key is unknown", status=401, code="invalid_api_key")
 
     async def reply(self, live: LiveRollout, request: ModelRequest, ask: Ask) -> Reply:
@@ -215,7 +239,26 @@ class Gateway:
         """The models that a key may call."""
         return list(live.roles)
 
+    def known(self, rollout: str) -> LiveRollout | None:
+        """An open rollout by its id; None when it is not open here (it may wait for its key in the store)."""
+        return self._live.get(rollout)
+
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _restored(self, key: str, digest: bytes) -> LiveRollout | None:
+        """The rollout of a key that was granted before this gateway started. Raises `RequestError` if it is sealed."""
+        row = self._store.grant(digest) if self._durable and self._store is not None else None
+        if row is None or self._store is None:
+            return None
+        if row.sealed:
+            raise sealed()
+        live = self._enter(Grant(row.rollout, key, f"/r/{key}/v1"), Terms.from_json(row.terms))
+        try:
+            live.restore(*self._store.load(row.rollout))
+        except BaseException:
+            del self._live[row.rollout], self._keys[digest]
+            raise
+        return live
 
     async def _ask_outside(self, live: LiveRollout, state: SessionState, request: ModelRequest, ask: Ask) -> Reply:
         policy = state.record.policy
@@ -236,7 +279,7 @@ class Gateway:
             await scribe.prepare(live.graph, state.record.id, request.messages)
             if live.sealed:
                 raise sealed()
-        return Exchange(live, state, request, scribe, engine, (state.record.id, ask.body))
+        return Exchange(live, state, request, scribe, engine, ask)
 
     def _forget(self, live: LiveRollout) -> None:
         """Seal: record what is in flight as cancelled, and keep the key only to answer late calls."""
@@ -246,13 +289,8 @@ class Gateway:
                 live.commit_now(flight.state, flight.ended("cancelled"))
             flight.call_off()
         live.sealed = True
-        digest = _hash(live.grant.key)
+        digest = key_hash(live.grant.key)
         self._keys[digest] = None
         self._sealed.append(digest)
         if len(self._sealed) > _SEALED:
             del self._keys[self._sealed.popleft()]
-
-
-def _hash(key: str) -> bytes:
-    """Keys are looked up by their hash, so that the time it takes tells nothing about them."""
-    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

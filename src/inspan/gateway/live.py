@@ -21,9 +21,10 @@ from inspan.engine.base import SamplingParams
 from inspan.errors import RequestError, StoreError
 from inspan.gateway.base import Grant, Limits, Role, Trace
 from inspan.gateway.dialects import checks
+from inspan.gateway.pace import Meter, Pace
 from inspan.gateway.recorder import Entry, Recorder
 from inspan.gateway.request import ModelRequest
-from inspan.gateway.retries import Ask, Replies
+from inspan.gateway.retries import Ask, Replies, recorded_replies
 from inspan.gateway.scribe import Laid, Scribe, lay_prefilled
 from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
@@ -80,8 +81,11 @@ class LiveRollout:
         sampling: SamplingParams | None,
         default_role: str,
         recorder: Recorder,
+        pace: Pace | None = None,
     ) -> None:
         self.grant = grant
+        self.meter = Meter(pace or Pace())
+        self._sampled = 0
         self.id = grant.rollout
         self.roles = {role.name: role for role in roles}
         self.limits = limits
@@ -211,11 +215,18 @@ class LiveRollout:
                 left = self._steps.left(state.record.id, limits.critical_steps) or 0
             if left - state.in_flight < choices:
                 raise self.refuse(state, "critical_steps", f"{limits.critical_steps} critical steps are used up")
+        if self.left_to_sample() == 0:
+            raise self.refuse(state, "sampled", f"{self.meter.pace.sampled} sampled tokens are used up")
         turn = state.turns
         state.turns += choices
         state.in_flight += choices
         self._admitted += choices
         return turn
+
+    def left_to_sample(self) -> int | None:
+        """How many more tokens the key may sample; None: no limit."""
+        most = self.meter.pace.sampled
+        return None if most is None else max(0, most - self._sampled)
 
     def withdraw(self, state: SessionState, leaf: int, serial: int) -> None:
         """A begun turn came to nothing through no fault of the agent: it counts for nothing."""
@@ -303,6 +314,7 @@ class LiveRollout:
         if entry.sampled is not None:
             self.graph.enter(entry.sampled)
         self.calls.append(call)
+        self._sampled += call.completion_tokens
         self._steps.add_call(call)
         if not call.ok:
             self.complete = False
@@ -345,7 +357,10 @@ class LiveRollout:
             self._recorded.append(session)
             for call in (call for call in calls if call.session == session.id):
                 self._restore_call(state, call)
+            for key, reply in recorded_replies(session, nodes, calls):
+                state.replies.remember(key, reply)
         self.calls = list(calls)
+        self._sampled = sum(call.completion_tokens for call in calls)
         self.complete = all(call.ok for call in calls)
 
     # ---- inside -------------------------------------------------------------------------------------------------

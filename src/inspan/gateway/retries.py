@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from inspan.errors import RequestError
-from inspan.gateway.reply import Reply
+from inspan.gateway.reply import Choice, Reply, Usage
+from inspan.trace.records import Call, Node, Session
 
 REMEMBERED: Final = 16  # answers of a session
 
@@ -24,11 +26,16 @@ class Ask:
     `body` tells bodies apart; `role` is the one that the path names, whatever the model's name.
     """
 
-    body: object
+    body: str
     parent_call: str | None = None
     role: str | None = None
     retry: bool = False
     idempotency_key: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What is recorded of the request, to know a retry of it by after a restart."""
+        return self.body if self.idempotency_key is None else f"{self.body} {self.idempotency_key}"
 
 
 class Replies:
@@ -57,6 +64,15 @@ class Replies:
                 return None  # the first attempt was given up, or failed
             raise
 
+    def remember(self, name: str, reply: Reply) -> None:
+        """Take in the answer of a request before the gateway was started again; `name` is its `Ask.name`."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_result(reply)
+        body, _, key = name.partition(" ")
+        self._entries[_key(Ask(body, idempotency_key=key or None))] = (body, future)
+        if len(self._entries) > REMEMBERED:
+            self._entries.popitem(last=False)
+
     def begin(self, ask: Ask) -> asyncio.Future[Reply]:
         """Remember a request. Set the future's result when it is answered; cancel it when it failed."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -66,6 +82,26 @@ class Replies:
         if len(self._entries) > REMEMBERED:
             self._entries.popitem(last=False)
         return future
+
+
+def recorded_replies(session: Session, nodes: Sequence[Node], calls: Sequence[Call]) -> Iterator[tuple[str, Reply]]:
+    """The answers that a session's records hold, with the names of their requests; the newest of a name comes last.
+
+    An answer with log-probs, of several choices, or that continued an unfinished message was not recorded in full: its
+    calls have no name.
+    """
+    messages = {node.id: node.message for node in nodes}
+    for call in calls:
+        if call.session != session.id or call.node is None or not call.ask:
+            continue
+        message = messages[call.node]
+        named = tuple(one for one in call.tool_calls if one.name)
+        reasoning = str(message.get("reasoning", ""))
+        choice = Choice(
+            0, str(message["content"]), named, call.finish, None, reasoning, str(message.get("reasoning_id", ""))
+        )
+        usage = Usage(call.prompt_tokens, call.completion_tokens)
+        yield call.ask, Reply(call.id, 0, session.agent, (choice,), usage, choice.reasoning_id)
 
 
 def _key(ask: Ask) -> object:

@@ -147,13 +147,16 @@ def in_process_client(app: App, **options: Any) -> httpx2.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def serve(app: App, host: str = "127.0.0.1", port: int = 0, *, key: str | None = None) -> AsyncIterator[str]:
+async def serve(
+    app: App, host: str = "127.0.0.1", port: int = 0, *, key: str | None = None, open_to_others: bool = False
+) -> AsyncIterator[str]:
     """Serve an application in this event loop while the context lasts; yields the base URL, without a slash.
 
     Port 0 lets the system pick. A host that others can reach needs a `key`: then every request must carry it as API
-    key, beside the key in its path. Raises `InputError` when the port is in use or the host may not be bound.
+    key, beside the key in its path; or the application is `open_to_others` because it asks for keys itself. Raises
+    `InputError` when the port is in use or the host may not be bound.
     """
-    if key is None and not _is_loopback(host):
+    if key is None and not open_to_others and not is_loopback(host):
         raise InputError(f"{host} can be reached from other machines", where="gateway",
                          hint="bind 127.0.0.1, or give a key that every request must carry")  # fmt: skip
     with _bind(host, port) as listening:
@@ -209,7 +212,8 @@ class _Keyed:
         await send({"type": "http.response.body", "body": body})
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

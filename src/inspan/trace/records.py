@@ -97,6 +97,9 @@ class Call:
     completion_tokens: int = 0
     ok: bool = True
     error: str | None = None
+    ask: str = field(
+        default="", compare=False
+    )  # names the request: a marked retry gets its answer, after a restart too
 
 
 @dataclass(frozen=True, slots=True)

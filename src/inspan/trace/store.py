@@ -19,7 +19,7 @@ import dataclasses
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +28,7 @@ from inspan.errors import StoreError
 from inspan.trace.records import Call, Node, Rollout, Scored, Session, Terminal, ToolEvent
 from inspan.trace.store_rows import PUT_CALL, PUT_NODE, call_of, call_row, fields, is_record, node_of, node_row, to_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _APPLICATION = 0x494E5350  # "INSP"
 _SCHEMA = """
 CREATE TABLE rollouts (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, "group" TEXT NOT NULL DEFAULT '',
@@ -39,6 +39,8 @@ CREATE TABLE nodes (rollout INTEGER NOT NULL, id INTEGER NOT NULL, session TEXT 
     fork TEXT, UNIQUE (rollout, id));
 CREATE TABLE calls (rollout INTEGER NOT NULL, id TEXT NOT NULL, data TEXT NOT NULL, UNIQUE (rollout, id));
 """
+_GRANTS = """CREATE TABLE grants (rollout TEXT NOT NULL UNIQUE, key BLOB NOT NULL UNIQUE, terms TEXT NOT NULL,
+    sealed INTEGER NOT NULL DEFAULT 0)"""
 
 
 class Stored(NamedTuple):
@@ -56,6 +58,14 @@ class CallRecord(NamedTuple):
     call: Call
     nodes: Sequence[Node] = ()
     sessions: Sequence[Session] = ()
+
+
+class GrantRow(NamedTuple):
+    """A grant at rest."""
+
+    rollout: str
+    terms: Mapping[str, Any]
+    sealed: bool
 
 
 class LedgerRow(NamedTuple):
@@ -196,6 +206,30 @@ class TraceStore:
             db.execute("UPDATE rollouts SET trained = NULL WHERE trained >= ?", (update,))
             return ids
 
+    # ---- grants: called by a gateway that outlives its process --------------------------------------------------
+
+    def put_grant(self, rollout: str, key: bytes, terms: Mapping[str, Any]) -> None:
+        """Keep what the key with this hash allows, and enter its rollout. A rollout that has one is a `StoreError`."""
+        with self._transaction() as db:
+            self._enter(db, rollout, "")
+            db.execute("INSERT INTO grants (rollout, key, terms) VALUES (?,?,?)", (rollout, key, to_json(terms)))
+
+    def grant(self, key: bytes) -> GrantRow | None:
+        """The grant of a key's hash, or None."""
+        with self._reading() as db:
+            row = db.execute("SELECT rollout, terms, sealed FROM grants WHERE key = ?", (key,)).fetchone()
+        return None if row is None else GrantRow(row[0], json.loads(row[1]), bool(row[2]))
+
+    def open_grants(self) -> list[tuple[str, bytes]]:
+        """Rollouts whose grants are not sealed, with the hashes of their keys, in the order of opening."""
+        with self._reading() as db:
+            return db.execute("SELECT rollout, key FROM grants WHERE NOT sealed ORDER BY rowid").fetchall()
+
+    def seal_grant(self, rollout: str) -> None:
+        """Mark a grant as used up; harmless for a rollout that has none."""
+        with self._transaction() as db:
+            db.execute("UPDATE grants SET sealed = 1 WHERE rollout = ?", (rollout,))
+
     # ---- reading ------------------------------------------------------------------------------------------------
 
     def rollouts(self) -> list[LedgerRow]:
@@ -271,7 +305,9 @@ class TraceStore:
             tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if tables and found != _APPLICATION:
                 raise self._error("this SQLite file is not a trace store", "give another path")
-            if tables and version != SCHEMA_VERSION:
+            if tables and version == 1:  # it only lacks the grants
+                self._upgrade()
+            elif tables and version != SCHEMA_VERSION:
                 raise self._error(
                     f"the store has schema version {version}, this Inspan reads {SCHEMA_VERSION}",
                     "export it with the version that wrote it, or start a new run directory",
@@ -286,10 +322,16 @@ class TraceStore:
         with self._transaction() as db:
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 return  # another process was faster
-            for statement in _SCHEMA.split(";"):
+            for statement in (*_SCHEMA.split(";"), _GRANTS):
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _upgrade(self) -> None:
+        with self._transaction() as db:
+            if db.execute("PRAGMA user_version").fetchone()[0] == 1:  # else another process was faster
+                db.execute(_GRANTS)
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _row(self, db: sqlite3.Connection, rollout: str) -> tuple[int, str | None, str | None] | None:
         return db.execute("SELECT key, terminal, scored FROM rollouts WHERE id = ?", (rollout,)).fetchone()

@@ -120,12 +120,17 @@ def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress, verify: bo
     return run_until_stopped(_evaluate(recipe, run, progress, verify))
 
 
+async def load_final(stack: Stack, run: Path) -> None:
+    """Serve the newest weights of a run as the policy. Raises InputError when there are none."""
+    version, tensors = read_weights(final_weights(run))
+    await stack.engine.load(POLICY, WeightsRef(version, tensors=dict(tensors)))
+
+
 async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress, verify: bool) -> dict[str, Any]:
     stack = build_stack(recipe, make_environment(recipe), None, verify=verify)
     try:
         if run is not None:
-            version, tensors = read_weights(final_weights(run))
-            await stack.engine.load(POLICY, WeightsRef(version, tensors=dict(tensors)))
+            await load_final(stack, run)
         arms = dict(recipe.eval.arms)
         if run is None:
             arms = {name: arm for name, arm in arms.items() if arm.policy != POLICY or arm.harness} or {

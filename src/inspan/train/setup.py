@@ -106,8 +106,13 @@ class Stack:
             self.store.close()
 
 
-def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | None, *, verify: bool = False) -> Stack:
-    """Load the model and open the gateway, with witnesses around it to `verify`. Raises ModelError or RecipeError."""
+def build_stack(
+    recipe: Recipe, environment: Environment, store: TraceStore | None, *, verify: bool = False, durable: bool = False
+) -> Stack:
+    """Load the model and open the gateway, with witnesses around it to `verify`. Raises ModelError or RecipeError.
+
+    A `durable` gateway keeps its grants in the store, and goes on with them after a restart.
+    """
     directory = model_directory(recipe.model)
     engine = TorchEngine(
         {POLICY: str(directory), FROZEN: str(directory)},
@@ -121,7 +126,7 @@ def build_stack(recipe: Recipe, environment: Environment, store: TraceStore | No
     renderer = renderer_for(directory)
     outside = {agent.policy: _outside_chat(agent) for agent in recipe.agents.values() if agent.base_url}
     witness = WitnessEngine(engine) if verify else None
-    gateway = Gateway(witness or engine, renderer, store=store, outside=outside)
+    gateway = Gateway(witness or engine, renderer, store=store, outside=outside, durable=durable)
     verifier = Verifier(witness) if witness else None
     if verifier and store:
         gateway.app = AnswerWitness(gateway, store, verifier)
