@@ -35,6 +35,7 @@ from inspan.gateway.request import ModelRequest
 from inspan.gateway.retries import Ask
 from inspan.gateway.scribe import LARGE, Scribe
 from inspan.gateway.streaming import KEEP_ALIVE_S, stream_exchange, stream_reply
+from inspan.trace.records import Message
 from inspan.trace.store import TraceStore
 
 MAX_BODY: Final = 64 * 1024 * 1024
@@ -56,6 +57,7 @@ class Gateway:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         durable: bool = False,
+        parity: Callable[[str, Message], None] | None = None,
         max_body: int = MAX_BODY,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
@@ -67,7 +69,7 @@ class Gateway:
         self._scribes: dict[str, Scribe] = {policy: scribe_for(r) for policy, r in (renderers or {}).items()}
         self._outside = dict(outside or {})
         self._store = store
-        self._durable = durable
+        self._durable, self._parity = durable, parity
         self._recorder = Recorder(store)
         self._live: dict[str, LiveRollout] = {}
         self._keys: dict[bytes, LiveRollout | None] = {}
@@ -272,6 +274,8 @@ class Gateway:
         scribe = self._scribes.get(policy, self._scribe)
         live.latest[ask.parent_call] = request
         request = live.resolved(request)
+        if self._parity is not None:
+            self._parity(state.record.agent, request.messages[0])
         engine = self._engines.get(policy, self._engine)
         characters = sum(len(message["content"]) for message in request.messages)
         if characters > LARGE:

@@ -21,6 +21,7 @@ from inspan.rollout.executor import LocalExecutor
 from inspan.stopping import run_until_stopped
 from inspan.tasks.base import Task
 from inspan.trace.records import Rollout
+from inspan.train import parity
 from inspan.train.environment import HELD_OUT, make_environment
 from inspan.train.setup import FROZEN, POLICY, Stack, build_stack, roles_at
 
@@ -112,12 +113,16 @@ def per_task(rollouts: Sequence[Rollout], width: int | None) -> list[dict[str, A
     return rows
 
 
-def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress, verify: bool = False) -> dict[str, Any]:
+def evaluate(
+    recipe: Recipe, *, run: Path | None, progress: Progress, verify: bool = False, allow_drift: bool = False
+) -> dict[str, Any]:
     """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary.
+
+    A harness other than the run's is refused (`InputError`) unless `allow_drift`.
 
     With `verify` every invariant that can be checked is checked on the way: a breach raises `InvariantBroken`.
     """
-    return run_until_stopped(_evaluate(recipe, run, progress, verify))
+    return run_until_stopped(_evaluate(recipe, run, progress, verify, allow_drift))
 
 
 async def load_final(stack: Stack, run: Path) -> None:
@@ -126,17 +131,27 @@ async def load_final(stack: Stack, run: Path) -> None:
     await stack.engine.load(POLICY, WeightsRef(version, tensors=dict(tensors)))
 
 
-async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress, verify: bool) -> dict[str, Any]:
+async def _evaluate(
+    recipe: Recipe, run: Path | None, progress: Progress, verify: bool, allow_drift: bool
+) -> dict[str, Any]:
     stack = build_stack(recipe, make_environment(recipe), None, verify=verify)
     try:
         if run is not None:
             await load_final(stack, run)
+        kept = None if run is None or allow_drift else parity.load(run)
+        if kept is not None:
+            kept.check(stack.fingerprint(stack.harness(recipe.harness)), what="this evaluation")
         arms = dict(recipe.eval.arms)
         if run is None:
             arms = {name: arm for name, arm in arms.items() if arm.policy != POLICY or arm.harness} or {
                 "warm_start": Arm(policy=FROZEN)
             }
-        tables, _ = await evaluate_arms(stack, arms, progress)
+        tables, rollouts = await evaluate_arms(stack, arms, progress)
+        for name, found in rollouts.items():
+            own = kept is not None and not arms[name].harness
+            drift = next((one for one in map(kept.drift_of, found) if one), None) if own and kept else None
+            if drift:
+                raise parity.drifted(drift)
         summary = {"recipe": recipe.name, "seed": recipe.seed, **tables}
         if stack.verifier:
             stack.verifier.demand()

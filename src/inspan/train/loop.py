@@ -42,6 +42,7 @@ from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
 from inspan.trace.delivery import Delivery, delivery, given_up, leave_out, total
 from inspan.trace.records import Scored
 from inspan.trace.store import TraceStore
+from inspan.train import parity
 from inspan.train.environment import make_environment
 from inspan.train.evaluate import evaluate_arms, held_out_figures, per_task, write_json
 from inspan.train.figures import rollout_success, trajectory, update_figures
@@ -95,6 +96,7 @@ class Trainer:
     rewards: RewardSet = field(init=False)
     sampler: Sampler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
+    kept: parity.Kept = field(init=False)
     _draws: random.Random = field(init=False)
     _began: float = field(init=False)
     _saved: int = -1
@@ -110,6 +112,8 @@ class Trainer:
         )
         self._draws = random.Random(f"draws {recipe.seed}")
         runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0))
+        before = parity.load(self.out)
+        self.kept = parity.Kept(self.stack.fingerprint(runner.harness), before.seen if before else None)
         self.dispatcher = Dispatcher(
             LocalExecutor(runner),
             self._next_task,
@@ -202,6 +206,8 @@ class Trainer:
         self.window.append(metrics["behaviour"])
         metrics["findings"] = [finding.name for finding in detect(self.window)]
         self._finish(groups, scored, metrics)
+        for one in (one for group in scored for one in group):
+            self.kept.observe(one.rollout)
         self._whole = True
 
     def _deliver(self, scored: Sequence[Sequence[Scored]]) -> Delivery:
@@ -306,6 +312,7 @@ class Trainer:
             "draws": [self._draws.getstate()[0], list(self._draws.getstate()[1]), self._draws.getstate()[2]],
             "dispatcher": self.dispatcher.state(),
         }
+        self.kept.save(self.out)
         save_checkpoint(self.out / "checkpoints", self.learner, state, step=self.step)
         self._saved = self.step
 
@@ -365,6 +372,7 @@ class Trainer:
             "recipe": self.recipe.name,
             "seed": self.recipe.seed,
             "updates": self.step,
+            "fingerprint": self.kept.static.hash,
             "wall_s": round(self.wall_s + time.monotonic() - self._began, 1),
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             **tables,

@@ -19,6 +19,7 @@ from inspan.gateway.pace import Pace
 from inspan.gateway.transport import is_loopback, serve
 from inspan.stopping import run_until_stopped
 from inspan.trace.store import TraceStore
+from inspan.train import parity
 from inspan.train.environment import Environment
 from inspan.train.evaluate import load_final
 from inspan.train.setup import Stack, build_stack, roles_at
@@ -27,18 +28,37 @@ KEY_FILE, KEY_VARIABLE, LEAST_KEY = "admin.key", "INSPAN_ADMIN_KEY", 16
 
 
 def serve_gateway(
-    recipe: Recipe, *, out: Path, run: Path | None, host: str, port: int, tell: Callable[[str], None]
+    recipe: Recipe,
+    *,
+    out: Path,
+    run: Path | None,
+    host: str,
+    port: int,
+    tell: Callable[[str], None],
+    allow_drift: bool = False,
 ) -> None:
-    """Serve until a signal comes, which raises KeyboardInterrupt; `tell` gets a line for the user."""
+    """Serve until a signal comes, which raises KeyboardInterrupt; `tell` gets a line for the user.
+
+    A run's policy is served to the harness that it was trained in, unless `allow_drift`.
+    """
     key = admin_key(out, host)
-    run_until_stopped(_serve(recipe, out, run, host, port, key, tell))
+    kept = None if run is None or allow_drift else parity.load(run)
+    run_until_stopped(_serve(recipe, out, run, host, port, key, tell, kept))
 
 
 async def _serve(
-    recipe: Recipe, out: Path, run: Path | None, host: str, port: int, key: str, tell: Callable[[str], None]
+    recipe: Recipe,
+    out: Path,
+    run: Path | None,
+    host: str,
+    port: int,
+    key: str,
+    tell: Callable[[str], None],
+    kept: parity.Kept | None,
 ) -> None:
     store = TraceStore(out / "trace.sqlite")
-    stack = build_stack(recipe, Environment([], {}), store, durable=True)
+    check = parity.gatekeeper(kept) if kept else None
+    stack = build_stack(recipe, Environment([], {}), store, durable=True, parity=check)
     try:
         if run is not None:
             await load_final(stack, run)

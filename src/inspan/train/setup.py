@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from inspan.gateway.renderers import renderer_for
 from inspan.rollout.fingerprint import Fingerprint, fingerprint
 from inspan.rollout.load import LoadedHarness, load_harness
 from inspan.rollout.run import Runner
+from inspan.trace.records import Message
 from inspan.trace.store import TraceStore
 from inspan.train.environment import Environment
 from inspan.train.models import model_directory
@@ -107,11 +109,18 @@ class Stack:
 
 
 def build_stack(
-    recipe: Recipe, environment: Environment, store: TraceStore | None, *, verify: bool = False, durable: bool = False
+    recipe: Recipe,
+    environment: Environment,
+    store: TraceStore | None,
+    *,
+    verify: bool = False,
+    durable: bool = False,
+    parity: Callable[[str, Message], None] | None = None,
 ) -> Stack:
     """Load the model and open the gateway, with witnesses around it to `verify`. Raises ModelError or RecipeError.
 
-    A `durable` gateway keeps its grants in the store, and goes on with them after a restart.
+    A `durable` gateway keeps its grants in the store, and goes on with them after a restart; `parity` may refuse a
+    conversation by its role and first message.
     """
     directory = model_directory(recipe.model)
     engine = TorchEngine(
@@ -126,7 +135,7 @@ def build_stack(
     renderer = renderer_for(directory)
     outside = {agent.policy: _outside_chat(agent) for agent in recipe.agents.values() if agent.base_url}
     witness = WitnessEngine(engine) if verify else None
-    gateway = Gateway(witness or engine, renderer, store=store, outside=outside, durable=durable)
+    gateway = Gateway(witness or engine, renderer, store=store, outside=outside, durable=durable, parity=parity)
     verifier = Verifier(witness) if witness else None
     if verifier and store:
         gateway.app = AnswerWitness(gateway, store, verifier)
