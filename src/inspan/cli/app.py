@@ -129,16 +129,21 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
 @app.command()
 def export(
     run: RunDir,
-    fmt: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    fmt: Annotated[str, typer.Option("--format", help="jsonl, parquet, atif or otel (OTLP JSON).")] = "jsonl",
     what: Annotated[str, typer.Option(help="trace (a row a message) or training (a row a chain).")] = "trace",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Default: inside the run.", show_default=False)
     ] = None,
+    content: Annotated[bool, typer.Option("--content", help="otel: also what was said.")] = False,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="otel: send to this collector.", show_default=False)
+    ] = None,
 ) -> None:
-    """Write a run's traces or training data to one file."""
+    """Write a run's traces or training data to one file, or send its spans to a collector."""
+    from inspan.cli.export import Export
     from inspan.cli.export import export as command
 
-    command(run, fmt=fmt, what=what, out=out)
+    command(run, Export(fmt, what, out, content, otlp_endpoint))
 
 
 @app.command()

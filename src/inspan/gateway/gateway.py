@@ -126,6 +126,7 @@ class Gateway:
             default_role=terms.default_role,
             recorder=self._recorder,
             pace=terms.pace,
+            clock=self.clock,
         )
         self._live[grant.rollout] = live
         self._keys[key_hash(grant.key)] = live
