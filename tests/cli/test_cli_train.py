@@ -128,7 +128,7 @@ def test_export_writes_into_the_run_and_refuses_a_wrong_suffix(recipe, tmp_path,
 
 
 def test_json_of_an_evaluation_is_all_that_stdout_gets(recipe, monkeypatch, capsys):
-    def evaluate(recipe, *, run, progress, verify):
+    def evaluate(recipe, *, run, progress, verify, allow_drift):
         print("a harness that talks")
         return {"arms": {"trained": {"n": 1}}}
 

@@ -47,7 +47,9 @@ def door(tmp_path):
 
 
 async def test_a_rollout_is_let_in_used_looked_at_and_sealed(door):
-    made = await door.admin("POST", body={"id": "one", **ROLES, "limits": {"calls": 5}, "pace": {"rate": 100.0, "burst": 10}})
+    made = await door.admin(
+        "POST", body={"id": "one", **ROLES, "limits": {"calls": 5}, "pace": {"rate": 100.0, "burst": 10}}
+    )
     assert made.status_code == 201 and made.json()["base_path"] == f"/r/{made.json()['key']}/v1"
     assert (await door.ask(made.json())).status_code == 200
     assert (await door.ask(made.json(), made.json()["key"])).status_code == 200

@@ -48,6 +48,10 @@ Settings = Annotated[
 Verify = Annotated[
     bool, typer.Option("--verify", help="Check every invariant of the record on the way; a breach stops the run.")
 ]
+AllowDrift = Annotated[
+    bool,
+    typer.Option("--allow-drift", help="Go on where the harness is not the one of the run's training, and say so."),
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)]
 
 
@@ -78,11 +82,13 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     verify: Verify = False,
+    allow_drift: AllowDrift = False,
 ) -> None:
     """Evaluate the arms of a recipe, or of a finished run, on held-out tasks."""
     from inspan.cli import train as command
 
-    command.evaluate(recipe, command.overridden(settings or [], seed, False), as_json=json, verify=verify)
+    options = command.overridden(settings or [], seed, False)
+    command.evaluate(recipe, options, as_json=json, verify=verify, allow_drift=allow_drift)
 
 
 @app.command()
@@ -158,11 +164,12 @@ def serve(
     ] = Path("runs/gateway"),
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    allow_drift: AllowDrift = False,
 ) -> None:
     """Serve the gateway by itself, with an admin API to let rollouts in; it goes on after kill -9."""
     from inspan.cli.serve import serve as command
 
-    command(recipe, settings or [], out=out, host=host, port=port)
+    command(recipe, settings or [], out=out, host=host, port=port, allow_drift=allow_drift)
 
 
 @app.command()

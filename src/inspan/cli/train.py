@@ -77,7 +77,9 @@ def saved(folder: Path) -> str:
     return f"everything up to update {max(steps)} is saved in {folder}; continue with\n  {command}"
 
 
-def evaluate(target: Path, settings: Sequence[str], *, as_json: bool, verify: bool = False) -> None:
+def evaluate(
+    target: Path, settings: Sequence[str], *, as_json: bool, verify: bool = False, allow_drift: bool = False
+) -> None:
     """Evaluate the arms of a recipe, or of a finished run, on held-out tasks and print the table."""
     recipe = load(folders.recipe_path(target), settings)
     console = Console(stderr=as_json)
@@ -87,7 +89,8 @@ def evaluate(target: Path, settings: Sequence[str], *, as_json: bool, verify: bo
     own = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a harness may print
     try:
         with own:
-            summary = run(recipe, run=target if target.is_dir() else None, progress=progress, verify=verify)
+            folder = target if target.is_dir() else None
+            summary = run(recipe, run=folder, progress=progress, verify=verify, allow_drift=allow_drift)
     finally:
         progress.finish(None)
     if as_json:
@@ -95,6 +98,8 @@ def evaluate(target: Path, settings: Sequence[str], *, as_json: bool, verify: bo
     else:
         report.print_summary(summary)
         _print_verified(summary)
+        for one in summary.get("drift", ()):
+            print(f"differs from the training: {one}")
 
 
 def warmstart(target: Path, settings: Sequence[str], *, out: Path | None) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 from inspan.config import Arm, Recipe
 from inspan.engine.base import WeightsRef
-from inspan.errors import InputError, RecipeError
+from inspan.errors import InputError, ParityError, RecipeError
 from inspan.gateway.base import Role
 from inspan.learner.checkpoint import latest
 from inspan.learner.store import read_weights
+from inspan.parity.fingerprint import read
+from inspan.parity.watch import Drift, Guard, Watch
 from inspan.progress import Progress
 from inspan.rewards.metrics import summarise
 from inspan.rollout.dispatcher import next_life, run_tasks
@@ -30,12 +32,20 @@ ARM_KEYS = (
 )  # fmt: skip
 
 
-async def run_arm(stack: Stack, name: str, arm: Arm, tasks: Sequence[Task]) -> list[Rollout]:
-    """All rollouts of an arm: each task `eval.seeds` times, `rollout.concurrency` at once."""
+async def run_arm(
+    stack: Stack, name: str, arm: Arm, tasks: Sequence[Task], watch: Watch | None = None
+) -> list[Rollout]:
+    """All rollouts of an arm: each task `eval.seeds` times, `rollout.concurrency` at once. Those in the recipe's own
+    harness are shown to `watch`."""
     recipe = stack.recipe
     await stack.ensure(arm.policy)
     spec = arm.harness or recipe.harness
-    runner = stack.runner(spec, _arm_roles(recipe, spec, arm.policy), temperature=recipe.eval.temperature)
+    runner = stack.runner(
+        spec,
+        _arm_roles(recipe, spec, arm.policy),
+        temperature=recipe.eval.temperature,
+        watch=watch if spec == recipe.harness else None,
+    )
     home = LocalExecutor(runner)
     try:
         groups = await run_tasks(
@@ -68,7 +78,7 @@ def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
 
 
 async def evaluate_arms(
-    stack: Stack, arms: dict[str, Arm], progress: Progress
+    stack: Stack, arms: dict[str, Arm], progress: Progress, watch: Watch | None = None
 ) -> tuple[dict[str, Any], dict[str, list[Rollout]]]:
     """The tables of a summary (`arms`, `by_kind`, `by_split`), and the rollouts of each arm on the held-out split."""
     recipe = stack.recipe
@@ -77,7 +87,7 @@ async def evaluate_arms(
     for split, tasks in _chosen(stack).items():
         for name, arm in arms.items():
             progress.phase(f"evaluating {name.replace('_', ' ')} on {split.replace('_', ' ')}")
-            rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks])
+            rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks], watch)
             row = table_row(rollouts, recipe.limits.width)
             if split != HELD_OUT:
                 tables["by_split"].setdefault(split, {})[name] = row
@@ -112,12 +122,16 @@ def per_task(rollouts: Sequence[Rollout], width: int | None) -> list[dict[str, A
     return rows
 
 
-def evaluate(recipe: Recipe, *, run: Path | None, progress: Progress, verify: bool = False) -> dict[str, Any]:
+def evaluate(
+    recipe: Recipe, *, run: Path | None, progress: Progress, verify: bool = False, allow_drift: bool = False
+) -> dict[str, Any]:
     """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary.
+
+    What the run's training did not show the model raises `ParityError`; with `allow_drift` the summary tells it.
 
     With `verify` every invariant that can be checked is checked on the way: a breach raises `InvariantBroken`.
     """
-    return run_until_stopped(_evaluate(recipe, run, progress, verify))
+    return run_until_stopped(_evaluate(recipe, run, progress, verify, allow_drift))
 
 
 async def load_final(stack: Stack, run: Path) -> None:
@@ -126,24 +140,43 @@ async def load_final(stack: Stack, run: Path) -> None:
     await stack.engine.load(POLICY, WeightsRef(version, tensors=dict(tensors)))
 
 
-async def _evaluate(recipe: Recipe, run: Path | None, progress: Progress, verify: bool) -> dict[str, Any]:
+async def _evaluate(
+    recipe: Recipe, run: Path | None, progress: Progress, verify: bool, allow_drift: bool
+) -> dict[str, Any]:
     stack = build_stack(recipe, make_environment(recipe), None, verify=verify)
     try:
+        watch = None
         if run is not None:
             await load_final(stack, run)
+            watch = watch_over(run, stack.setting(recipe.harness), allow_drift=allow_drift)
         arms = dict(recipe.eval.arms)
         if run is None:
             arms = {name: arm for name, arm in arms.items() if arm.policy != POLICY or arm.harness} or {
                 "warm_start": Arm(policy=FROZEN)
             }
-        tables, _ = await evaluate_arms(stack, arms, progress)
+        tables, _ = await evaluate_arms(stack, arms, progress, watch)
         summary = {"recipe": recipe.name, "seed": recipe.seed, **tables}
+        if watch is not None:
+            summary["fingerprint"] = watch.id
+        if isinstance(watch, Drift):
+            summary["drift"] = watch.differences
         if stack.verifier:
             stack.verifier.demand()
             summary["verified"] = stack.verifier.report()
         return summary
     finally:
         await stack.close()
+
+
+def watch_over(run: Path, setting: Mapping[str, Any], *, allow_drift: bool) -> Guard | Drift:
+    """What holds a setting to the fingerprint of a run, or tells how it differs. Raises `ParityError`."""
+    try:
+        trained = read(run)
+    except ParityError:
+        if not allow_drift:
+            raise
+        trained = None
+    return Guard(trained, setting) if trained is not None and not allow_drift else Drift(trained, setting)
 
 
 def final_weights(run: Path) -> Path:

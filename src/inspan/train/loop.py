@@ -31,6 +31,8 @@ from inspan.learner.losses import make_objective
 from inspan.learner.model import Lora, load_model, published_tensors
 from inspan.learner.optim import OptimSettings
 from inspan.learner.store import read_weights
+from inspan.parity.fingerprint import Fingerprint
+from inspan.parity.watch import Learning, save_fingerprint
 from inspan.progress import Progress
 from inspan.rewards.detectors import detect, observe
 from inspan.rewards.reward_set import RewardSet
@@ -95,6 +97,7 @@ class Trainer:
     rewards: RewardSet = field(init=False)
     sampler: Sampler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
+    shown: Learning = field(init=False)  # what the harness shows the model: the run's fingerprint
     _draws: random.Random = field(init=False)
     _began: float = field(init=False)
     _saved: int = -1
@@ -109,7 +112,8 @@ class Trainer:
             recipe.tasks.sampler, self.stack.environment.train, random.Random(f"tasks {recipe.seed}")
         )
         self._draws = random.Random(f"draws {recipe.seed}")
-        runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0))
+        self.shown = Learning(Fingerprint(self.stack.setting(recipe.harness)))
+        runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0), watch=self.shown)
         self.dispatcher = Dispatcher(
             LocalExecutor(runner),
             self._next_task,
@@ -305,7 +309,9 @@ class Trainer:
             "sampler": self.sampler.state(),
             "draws": [self._draws.getstate()[0], list(self._draws.getstate()[1]), self._draws.getstate()[2]],
             "dispatcher": self.dispatcher.state(),
+            "fingerprint": self.shown.state(),
         }
+        save_fingerprint(self.shown, self.out)
         save_checkpoint(self.out / "checkpoints", self.learner, state, step=self.step)
         self._saved = self.step
 
@@ -326,6 +332,8 @@ class Trainer:
         version, internal, gauss = state["draws"]
         self._draws.setstate((version, tuple(internal), gauss))
         self.dispatcher.restore(state["dispatcher"])
+        for difference in self.shown.restore(state["fingerprint"]):
+            _log.warning("the run goes on in another harness: %s", difference)
         self._forget_after(self.step)
         if self.step:
             await self.stack.engine.load(POLICY, self.learner.weights())
@@ -369,6 +377,7 @@ class Trainer:
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             **tables,
             "findings": [asdict(finding) for finding in detect(self.window)],
+            "fingerprint": self.shown.id,
         }
         if self.stack.verifier:
             summary["verified"] = self.stack.verifier.report()

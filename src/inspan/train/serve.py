@@ -20,28 +20,46 @@ from inspan.gateway.transport import is_loopback, serve
 from inspan.stopping import run_until_stopped
 from inspan.trace.store import TraceStore
 from inspan.train.environment import Environment
-from inspan.train.evaluate import load_final
+from inspan.train.evaluate import load_final, watch_over
 from inspan.train.setup import Stack, build_stack, roles_at
 
 KEY_FILE, KEY_VARIABLE, LEAST_KEY = "admin.key", "INSPAN_ADMIN_KEY", 16
 
 
 def serve_gateway(
-    recipe: Recipe, *, out: Path, run: Path | None, host: str, port: int, tell: Callable[[str], None]
+    recipe: Recipe,
+    *,
+    out: Path,
+    run: Path | None,
+    host: str,
+    port: int,
+    tell: Callable[[str], None],
+    allow_drift: bool = False,
 ) -> None:
-    """Serve until a signal comes, which raises KeyboardInterrupt; `tell` gets a line for the user."""
+    """Serve until a signal comes, which raises KeyboardInterrupt; `tell` gets a line for the user.
+
+    Requests that show the weights of a run something that its training did not are refused, unless `allow_drift`.
+    """
     key = admin_key(out, host)
-    run_until_stopped(_serve(recipe, out, run, host, port, key, tell))
+    run_until_stopped(_serve(recipe, out, run, host, port, key, tell, allow_drift))
 
 
 async def _serve(
-    recipe: Recipe, out: Path, run: Path | None, host: str, port: int, key: str, tell: Callable[[str], None]
+    recipe: Recipe,
+    out: Path,
+    run: Path | None,
+    host: str,
+    port: int,
+    key: str,
+    tell: Callable[[str], None],
+    allow_drift: bool,
 ) -> None:
     store = TraceStore(out / "trace.sqlite")
     stack = build_stack(recipe, Environment([], {}), store, durable=True)
     try:
         if run is not None:
             await load_final(stack, run)
+            stack.gateway.watch = watch_over(run, stack.setting(recipe.harness), allow_drift=allow_drift)
         for role in roles_at(recipe.agents, 1.0):
             await stack.ensure(role.policy)
         admin = Admin(stack.gateway, store, key, _defaults(stack))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -17,8 +19,8 @@ from inspan.engine.witness import WitnessEngine
 from inspan.errors import ModelError, RecipeError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
-from inspan.gateway.renderers import renderer_for
-from inspan.rollout.fingerprint import Fingerprint, fingerprint
+from inspan.gateway.renderers import described, renderer_for
+from inspan.parity.watch import Watch
 from inspan.rollout.load import LoadedHarness, load_harness
 from inspan.rollout.run import Runner
 from inspan.trace.store import TraceStore
@@ -38,7 +40,7 @@ class Stack:
     directory: Path  # the model's
     engine: TorchEngine
     gateway: Gateway
-    renderer: str
+    renderer: Mapping[str, str]
     store: TraceStore | None
     verifier: Verifier | None = None
     _loaded: dict[str, LoadedHarness] = field(default_factory=dict)
@@ -54,19 +56,26 @@ class Stack:
         limits = self.recipe.limits
         return Limits(limits.critical_steps, limits.tokens or None, limits.calls, limits.width)
 
-    def fingerprint(self, harness: LoadedHarness) -> Fingerprint:
-        """What must be equal for two results to be comparable: all that the model is shown, and its budget."""
-        limits = self.recipe.limits
-        return fingerprint(
-            harness=harness.name,
-            version=harness.version,
-            renderer=self.renderer,
-            limits={"critical_steps": limits.critical_steps, "tokens": limits.tokens, "width": limits.width},
-            system_prompt=str(self.recipe.options.get("system", harness.system_prompt)),
-            tools=[*self.environment.schemas(), *harness.tools],
-        )
+    def setting(self, spec: str) -> dict[str, Any]:
+        """What of a fingerprint is known before anything runs in a harness."""
+        harness, limits, sampling = self.harness(spec), self.recipe.limits, self.recipe.sampling
+        return {
+            "harness": harness.name,
+            "version": harness.version,
+            "renderer": self.renderer,
+            "limits": {
+                "critical_steps": limits.critical_steps,
+                "calls": limits.calls,
+                "tokens": limits.tokens,
+                "width": limits.width,
+                "context": self.engine.context_length,
+                "max_tokens": sampling.max_tokens,
+            },
+        }
 
-    def runner(self, spec: str, roles: list[Role], *, temperature: float | None = None) -> Runner:
+    def runner(
+        self, spec: str, roles: list[Role], *, temperature: float | None = None, watch: Watch | None = None
+    ) -> Runner:
         """A runner of rollouts in a harness; `roles[0]` speaks for the root session."""
         sampling = self.recipe.sampling
         harness = self.harness(spec)
@@ -81,7 +90,7 @@ class Stack:
                 top_p=sampling.top_p,
             ),
             timeout_s=self.recipe.limits.timeout_s,
-            fingerprint=self.fingerprint(harness).hash,
+            watch=watch,
             make_tools=self.environment.make_tools,
             options={**self.recipe.options, "width": self.recipe.limits.width},
             check=self.verifier.rollout if self.verifier else None,
@@ -130,7 +139,7 @@ def build_stack(
     verifier = Verifier(witness) if witness else None
     if verifier and store:
         gateway.app = AnswerWitness(gateway, store, verifier)
-    return Stack(recipe, environment, directory, engine, gateway, renderer.name, store, verifier)
+    return Stack(recipe, environment, directory, engine, gateway, described(renderer, directory), store, verifier)
 
 
 def _check_context(recipe: Recipe, engine: TorchEngine) -> None:
