@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "engine_decode.py": (),
     "gateway.py": (),
+    "gateway_streams.py": (),
     "episodes.py": (),
     "learner.py": (),
     "vs_trl.py": ("trl",),

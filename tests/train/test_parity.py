@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from starting import Silent, start
 
 from inspan.config import Recipe, load
 from inspan.errors import ParityError
+from inspan.stopping import run_until_stopped
 from inspan.trace.store import TraceStore
 from inspan.train import evaluate
+from inspan.train.serve import _serve, admin_key
 
 CLIENT = r'''
 """A program that knows nothing of us: its own prompt, two tools, plain HTTP. Its day and its tools are in day.json."""
@@ -119,3 +123,63 @@ def test_a_resumed_run_goes_on_with_its_fingerprint(project: Path, tmp_path: Pat
     assert before["roles"]["main"]
     start(load(project / "recipe.toml", settings), out, resume=True)
     assert json.loads((out / "fingerprint.json").read_text()) == before
+
+
+AGENT = '''
+import openai
+
+TOOLS = TOOLS_HERE
+
+def run(task, ctx):
+    """A user's own agent, with tools of its own."""
+    model = ctx.model("main")
+    system = f"It is 2026-11-30. Work in /tmp/{task.id}.\\nUse the tools, and never guess."
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": task.prompt}]
+    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+        reply = client.chat.completions.create(model=model.name, messages=messages, tools=TOOLS, max_tokens=8)
+    return reply.choices[0].message.content or ""
+'''
+
+
+def test_a_run_is_served_to_its_own_harness_only(project: Path, tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    name = f"agent_{abs(hash(str(project)))}"  # a module's name is known once a process
+    (project / f"{name}.py").write_text(AGENT.replace("TOOLS_HERE", repr(tools)))
+    settings = [f'harness="{name}:run"', "train.updates=1", "eval.tasks=1"]
+    recipe, out = load(project / "recipe.toml", settings), tmp_path / "out"
+    start(recipe, out)
+    (project / f"{name}.py").unlink()  # where it is served, the harness need not be
+    heard = []
+
+    async def visit(line: str, task: asyncio.Task[Any]) -> None:
+        url, key = line.split()[1], (tmp_path / "gw" / "admin.key").read_text().strip()
+        async with httpx2.AsyncClient(timeout=30) as client:
+            made = await client.post(f"{url}/admin/v1/rollouts", headers={"authorization": f"Bearer {key}"}, json={})
+            for system in ("It is 2027-01-01. Work in /tmp/zz.", "You are another."):
+                content = system + "\nUse the tools, and never guess."
+                messages = [{"role": "system", "content": content}, {"role": "user", "content": "say 1"}]
+                body = {"messages": messages, "tools": tools, "max_tokens": 8}
+                heard.append(await client.post(f"{url}{made.json()['base_path']}/chat/completions", json=body))
+        task.cancel()
+
+    async def serve(allow_drift: bool) -> None:
+        (tmp_path / "gw").mkdir(exist_ok=True)
+        visits: list[asyncio.Task[None]] = []
+        task = asyncio.current_task()
+        assert task is not None
+        key = admin_key(tmp_path / "gw", "127.0.0.1")
+        tell = lambda line: visits.append(asyncio.ensure_future(visit(line, task)))  # noqa: E731
+        try:
+            await _serve(recipe, tmp_path / "gw", out, "127.0.0.1", 0, key, tell, allow_drift)
+        except asyncio.CancelledError:
+            await asyncio.gather(*visits)
+
+    run_until_stopped(serve(False))
+    assert [answer.status_code for answer in heard] == [200, 409]
+    error = heard[1].json()["error"]
+    assert error["code"] == "harness_drift" and "+You are another." in error["message"]
+    run_until_stopped(serve(True))
+    assert [answer.status_code for answer in heard[2:]] == [200, 200]
+    with pytest.raises(ParityError, match=r"limits\.max_tokens: 24 in training, 25 now"):
+        recipe = load(project / "recipe.toml", [*settings, "sampling.max_tokens=25"])
+        run_until_stopped(serve(False))

@@ -50,7 +50,7 @@ Verify = Annotated[
 ]
 AllowDrift = Annotated[
     bool,
-    typer.Option("--allow-drift", help="Go on where the harness is not the one of the run's training, and say so."),
+    typer.Option("--allow-drift", help="Also in another harness than the run was trained in; say how it differs."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)]
 
@@ -87,8 +87,9 @@ def evaluate(
     """Evaluate the arms of a recipe, or of a finished run, on held-out tasks."""
     from inspan.cli import train as command
 
-    options = command.overridden(settings or [], seed, False)
-    command.evaluate(recipe, options, as_json=json, verify=verify, allow_drift=allow_drift)
+    command.evaluate(
+        recipe, command.overridden(settings or [], seed, False), as_json=json, verify=verify, allow_drift=allow_drift
+    )
 
 
 @app.command()
@@ -129,16 +130,21 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
 @app.command()
 def export(
     run: RunDir,
-    fmt: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    fmt: Annotated[str, typer.Option("--format", help="jsonl, parquet, atif or otel (OTLP JSON).")] = "jsonl",
     what: Annotated[str, typer.Option(help="trace (a row a message) or training (a row a chain).")] = "trace",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Default: inside the run.", show_default=False)
     ] = None,
+    content: Annotated[bool, typer.Option("--content", help="otel: also what was said.")] = False,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="otel: send to this collector.", show_default=False)
+    ] = None,
 ) -> None:
-    """Write a run's traces or training data to one file."""
+    """Write a run's traces or training data to one file, or send its spans to a collector."""
+    from inspan.cli.export import Export
     from inspan.cli.export import export as command
 
-    command(run, fmt=fmt, what=what, out=out)
+    command(run, Export(fmt, what, out, content, otlp_endpoint))
 
 
 @app.command()

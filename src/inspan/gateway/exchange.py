@@ -132,6 +132,7 @@ class Exchange:
     ) -> None:
         self.live, self.state, self.request = live, state, request
         self.fault_key = (state.record.id, ask.body)
+        self._started = live.clock()
         whole = request.n == 1 and not request.logprobs and not request.prefill and not request.stop
         self._ask_name = ask.name if whole else ""
         self.cached = 0
@@ -340,6 +341,8 @@ class Exchange:
             calls,
             len(self.prompt),
             len(sample.tokens),
+            started=self._started,
+            ended=live.clock(),
             ask=self._ask_name,
         )
         await live.commit(self.state, call, node)

@@ -23,10 +23,11 @@ _SAMPLING: Final = (
     "response_format", "text", "reasoning", "reasoning_effort", "thinking", "verbosity", "truncation",
 )  # fmt: skip
 _COMMENT: Final = re.compile(r"\s*\([^()]*\)")
-# Libraries, whose version says nothing of the agent that uses them.
+# Libraries: they say nothing of the agent that uses them.
 _LIBRARY: Final = re.compile(
-    r"((?:Async)?(?:OpenAI|Anthropic)/[A-Za-z]+|python-(?:httpx2?|requests)|aiohttp|node-fetch|node|undici|axios"
-    r"|Go-http-client|okhttp|reqwest|curl)\b.*"
+    r"(?:(?:Async)?(?:OpenAI|Anthropic)/[A-Za-z]+|(?:python-)?httpx2?|python-requests|Python-urllib|aiohttp|node-fetch"
+    r"|node|undici|axios|Go-http-client|okhttp|reqwest|curl)\b.*",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -59,15 +60,15 @@ class Observer:
         try:
             self._watch.see(session.agent, face)
         except ParityError as error:
-            raise RequestError(error.what, status=409, code="fingerprint_mismatch") from error
+            raise RequestError(error.what, status=409, code="harness_drift") from error
         self._seen.add(key)
 
 
 def client_name(agent: str) -> str:
-    """The client that a user-agent header names, without what it says of the machine: "codex_cli_rs/0.60.1"."""
+    """The agent that a user-agent header names, without what it says of the machine: "codex_cli_rs/0.60.1". "" where
+    only a library is named."""
     name = _COMMENT.sub("", agent).strip()
-    library = _LIBRARY.fullmatch(name)
-    return library[1] if library else name
+    return "" if _LIBRARY.fullmatch(name) else name
 
 
 def without_written(system: str, calls: Iterable[Call]) -> str:

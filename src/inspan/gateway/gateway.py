@@ -133,6 +133,7 @@ class Gateway:
             recorder=self._recorder,
             pace=terms.pace,
             watch=watch or self.watch,
+            clock=self.clock,
         )
         self._live[grant.rollout] = live
         self._keys[key_hash(grant.key)] = live

@@ -11,8 +11,9 @@ Invariants
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -85,8 +86,10 @@ class LiveRollout:
         recorder: Recorder,
         pace: Pace | None = None,
         watch: Watch | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.grant = grant
+        self.clock = clock
         self._observer = None if watch is None else Observer(watch)
         self.meter = Meter(pace or Pace())
         self._sampled = 0

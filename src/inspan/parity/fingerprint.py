@@ -63,8 +63,8 @@ class Fingerprint:
         return [f"role {role}: {told}" for told in nearest(known, face).told(face)]
 
     def differences(self, setting: Mapping[str, Any]) -> list[str]:
-        """How another setting differs from this one's; empty when it does not."""
-        return list(_differences(self.setting, setting))
+        """How another setting differs from this one's, in what is known of it; empty when it does not."""
+        return list(_differences({name: self.setting[name] for name in setting}, setting))
 
 
 def read(folder: Path) -> Fingerprint:

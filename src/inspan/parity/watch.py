@@ -111,7 +111,7 @@ class Drift(Learning):
     """Lets everything through, as was asked for, and keeps what differs from the training (`differences`)."""
 
     def __init__(self, trained: Fingerprint | None, setting: Mapping[str, Any]) -> None:
-        super().__init__(Fingerprint(setting))
+        super().__init__(Fingerprint({**(trained.setting if trained else {}), **setting}))
         self.differences = trained.differences(setting) if trained else ["the training's fingerprint is not known"]
         self._trained = trained
 

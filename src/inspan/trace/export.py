@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from inspan.errors import InputError, StoreError
+from inspan.trace.atif import atif_documents
 from inspan.trace.chains import trained_chains
+from inspan.trace.otel import otlp_requests
 from inspan.trace.records import Rollout, Scored
 from inspan.trace.store import TraceStore
 
@@ -143,6 +145,16 @@ def export_training(store: TraceStore, path: str | Path) -> int:
     return write_rows(training_rows(stored_scored(store)), path, TRAINING_TYPES)
 
 
+def export_atif(store: TraceStore, path: str | Path) -> int:
+    """Write all finished rollouts as ATIF, a document a line; returns their number."""
+    return _write_lines(atif_documents(stored_rollouts(store)), path)
+
+
+def export_spans(store: TraceStore, path: str | Path, *, content: bool = False) -> int:
+    """Write all finished rollouts' spans as OTLP JSON, a request a line; returns the number of rollouts."""
+    return _write_lines(otlp_requests(stored_rollouts(store), content=content), path)
+
+
 def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
     """Write rows in the format that the suffix names; returns their number. InputError for another suffix."""
     writers = {".jsonl": write_jsonl, ".parquet": write_parquet}
@@ -154,12 +166,16 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mappi
 
 def write_jsonl(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
     """Write rows as JSON lines. StoreError when the file cannot be written."""
+    return _write_lines(({name: row[name] for name in types} for row in rows), path)
+
+
+def _write_lines(rows: Iterable[Mapping[str, Any]], path: str | Path) -> int:
     count = 0
     part = _part(path)
     try:
         with part.open("w", encoding="utf-8") as file:
             for row in rows:
-                file.write(json.dumps({name: row[name] for name in types}) + "\n")
+                file.write(json.dumps(row) + "\n")
                 count += 1
             _flush(file)
         part.replace(path)

@@ -59,7 +59,7 @@ async def _serve(
     try:
         if run is not None:
             await load_final(stack, run)
-            stack.gateway.watch = watch_over(run, stack.setting(recipe.harness), allow_drift=allow_drift)
+            stack.gateway.watch = watch_over(run, stack.served(), allow_drift=allow_drift)
         for role in roles_at(recipe.agents, 1.0):
             await stack.ensure(role.policy)
         admin = Admin(stack.gateway, store, key, _defaults(stack))

@@ -58,10 +58,13 @@ class Stack:
 
     def setting(self, spec: str) -> dict[str, Any]:
         """What of a fingerprint is known before anything runs in a harness."""
-        harness, limits, sampling = self.harness(spec), self.recipe.limits, self.recipe.sampling
+        harness = self.harness(spec)
+        return {"harness": harness.name, "version": harness.version, **self.served()}
+
+    def served(self) -> dict[str, Any]:
+        """What of a fingerprint does not depend on the harness."""
+        limits, sampling = self.recipe.limits, self.recipe.sampling
         return {
-            "harness": harness.name,
-            "version": harness.version,
             "renderer": self.renderer,
             "limits": {
                 "critical_steps": limits.critical_steps,
