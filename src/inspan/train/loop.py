@@ -42,7 +42,7 @@ from inspan.stopping import finished, run_until_stopped
 from inspan.tasks.base import Task
 from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
 from inspan.trace.delivery import Delivery, delivery, given_up, leave_out, total
-from inspan.trace.records import Scored
+from inspan.trace.records import ChainCredit, Scored
 from inspan.trace.store import TraceStore
 from inspan.train.environment import make_environment
 from inspan.train.evaluate import evaluate_arms, held_out_figures, per_task, write_json
@@ -205,7 +205,7 @@ class Trainer:
         metrics["behaviour"] = observe(scored, batch.credits, entropy=learnt.get("entropy"), **kinds)
         self.window.append(metrics["behaviour"])
         metrics["findings"] = [finding.name for finding in detect(self.window)]
-        self._finish(groups, scored, metrics)
+        self._finish(groups, scored, batch)
         self._whole = True
 
     def _deliver(self, scored: Sequence[Sequence[Scored]]) -> Delivery:
@@ -259,11 +259,11 @@ class Trainer:
             "group_staleness": meter["staleness_mean"],
         }
 
-    def _finish(self, groups: Sequence[Group], scored: Sequence[Sequence[Scored]], metrics: dict[str, Any]) -> None:
+    def _finish(self, groups: Sequence[Group], scored: Sequence[Sequence[Scored]], batch: BatchCredit) -> None:
         """Enter the update into the records: from here on it is done."""
         ids = [one.rollout.id for group in scored for one in group if one.reward is not None]
         if self.stack.store is not None:
-            self.stack.store.save_scored(one for group in scored for one in group)
+            self.stack.store.save_scored((one for group in scored for one in group), _by_rollout(scored, batch))
             self.stack.store.mark_trained(ids, self.step)
         for group, members in zip(groups, scored, strict=True):
             found = [rollout_success(one.rollout) for one in members if one.reward is not None]
@@ -399,6 +399,15 @@ class Trainer:
             shutil.rmtree(path)
         self.learner.save_weights(self.out / "weights", self.step)
         return path
+
+
+def _by_rollout(scored: Sequence[Sequence[Scored]], batch: BatchCredit) -> dict[str, list[ChainCredit]]:
+    """The credits of a batch by the ids of its rollouts."""
+    ids = [one.rollout.id for group in scored for one in group]
+    found: dict[str, list[ChainCredit]] = {}
+    for credit in batch.credits:
+        found.setdefault(ids[credit.rollout], []).append(credit)
+    return found
 
 
 def _without_left(one: Scored) -> Scored:
