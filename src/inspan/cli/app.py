@@ -49,7 +49,8 @@ Verify = Annotated[
     bool, typer.Option("--verify", help="Check every invariant of the record on the way; a breach stops the run.")
 ]
 AllowDrift = Annotated[
-    bool, typer.Option("--allow-drift", help="Also in a harness other than the one that the run was trained in.")
+    bool,
+    typer.Option("--allow-drift", help="Also in another harness than the run was trained in; say how it differs."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)]
 

@@ -23,7 +23,8 @@ REMEMBERED: Final = 16  # answers of a session
 class Ask:
     """What a request says beside its body: the tool call that it is made for, and whether it repeats another.
 
-    `body` tells bodies apart; `role` is the one that the path names, whatever the model's name.
+    `body` tells bodies apart; `role` is the one that the path names, whatever the model's name; `client` is its
+    user-agent header.
     """
 
     body: str
@@ -31,6 +32,7 @@ class Ask:
     role: str | None = None
     retry: bool = False
     idempotency_key: str | None = None
+    client: str = ""
 
     @property
     def name(self) -> str:

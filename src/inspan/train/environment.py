@@ -32,11 +32,6 @@ class Environment:
     libraries: dict[str, Library] = field(default_factory=dict)  # by the value of task.meta["library"]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def schemas(self) -> list[dict[str, Any]]:
-        """The schemas of the tools that rollouts get; empty when the task set brings no library."""
-        tools = self.make_tools(self.train[0], 0, lambda event: None)
-        return tools.schemas if tools else []
-
     def make_tools(self, task: Task, seed: int, record: Callable[[ToolEvent], None]) -> Toolbox | None:
         """The tools of one rollout; None when the task set brings no library."""
         library = self.libraries.get(str(task.meta.get("library", "")))
