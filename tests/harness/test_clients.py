@@ -129,5 +129,5 @@ def test_a_policy_is_trained_through_a_client_and_every_invariant_holds(name, tm
     assert summary["verified"]["rollouts"] == 2 + 2 and summary["verified"]["logprobs"] > 0
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert (row["scored"], row["failed"], row["delivered_fraction"], row["unexplained_tokens"]) == (2, 0.0, 1.0, 0)
-    seen = json.loads((tmp_path / "fingerprint.json").read_text())["seen"]["main"]
-    assert any(tool["name"] == "bash" for way in seen for tool in way["tools"])
+    faces = json.loads((tmp_path / "fingerprint.json").read_text())["roles"]["main"]
+    assert any(tool["function"]["name"] == "bash" for face in faces for tool in face["tools"])
