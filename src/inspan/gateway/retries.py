@@ -44,7 +44,7 @@ class Replies:
     """The last answers of one session, and those to come."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[object, tuple[object, asyncio.Future[Reply]]] = OrderedDict()
+        self._entries: OrderedDict[object, tuple[object, asyncio.Future[Reply] | Reply]] = OrderedDict()
 
     async def shared(self, ask: Ask) -> Reply | None:
         """The answer of the request that this one repeats, waiting for it if need be; None: serve it afresh.
@@ -58,6 +58,8 @@ class Replies:
             return None
         if body != ask.body:
             raise RequestError("was used before with another body", param="Idempotency-Key")
+        if isinstance(future, Reply):
+            return future
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -68,10 +70,8 @@ class Replies:
 
     def remember(self, name: str, reply: Reply) -> None:
         """Take in the answer of a request before the gateway was started again; `name` is its `Ask.name`."""
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_result(reply)
         body, _, key = name.partition(" ")
-        self._entries[_key(Ask(body, idempotency_key=key or None))] = (body, future)
+        self._entries[_key(Ask(body, idempotency_key=key or None))] = (body, reply)
         if len(self._entries) > REMEMBERED:
             self._entries.popitem(last=False)
 
