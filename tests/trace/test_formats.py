@@ -170,9 +170,11 @@ class Collector(BaseHTTPRequestHandler):
     """Takes what is sent to /v1/traces."""
 
     got: ClassVar[list] = []
+    headed: ClassVar[list] = []
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        type(self).headed.append((self.headers["authorization"], self.headers["x-team"]))
         type(self).got.append((self.path, self.headers["content-type"], body))
         self.send_response(200 if len(self.got) < 3 else 503)
         self.send_header("content-length", "0")
@@ -182,14 +184,16 @@ class Collector(BaseHTTPRequestHandler):
         pass
 
 
-def test_spans_are_sent_to_a_collector(run, capsys):
-    Collector.got = []
+def test_spans_are_sent_to_a_collector(run, capsys, monkeypatch):
+    Collector.got, Collector.headed = [], []
     server = HTTPServer(("127.0.0.1", 0), Collector)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc, x-team = a")
         export(run, Export("otel", endpoint=url))
+        assert Collector.headed == [("Basic abc", "a")] * 2
         assert [(path, kind) for path, kind, _ in Collector.got] == [("/v1/traces", "application/json")] * 2
         assert "2 rollouts" in capsys.readouterr().out
         with pytest.raises(InputError, match="does not take them after 0 rollouts"):
@@ -199,6 +203,9 @@ def test_spans_are_sent_to_a_collector(run, capsys):
         thread.join()
         server.server_close()
     with pytest.raises(InputError, match="does not take them"):
+        export(run, Export("otel", endpoint=url))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization")
+    with pytest.raises(InputError, match="headers are name=value"):
         export(run, Export("otel", endpoint=url))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from inspan import report
 from inspan.errors import InputError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 FORMATS = {"jsonl": ".jsonl", "parquet": ".parquet", "atif": ".jsonl", "otel": ".jsonl"}
 KINDS = ("trace", "training")
 STORE = "trace.sqlite"
+HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,11 @@ def _send(store: TraceStore, endpoint: str, content: bool) -> int:
     from inspan.trace.export import stored_rollouts
     from inspan.trace.otel import otlp_requests
 
+    headers = _headers(os.environ.get(HEADERS, ""))
     url, count = endpoint.rstrip("/"), 0
     url = url if url.endswith("/v1/traces") else f"{url}/v1/traces"
     try:
-        with httpx2.Client(timeout=30) as client:
+        with httpx2.Client(timeout=30, headers=headers) as client:
             for request in otlp_requests(stored_rollouts(store), content=content):
                 client.post(url, json=request).raise_for_status()
                 count += 1
@@ -83,6 +87,14 @@ def _send(store: TraceStore, endpoint: str, content: bool) -> int:
         raise InputError(f"the collector does not take them after {count} rollouts: {error}", where=url,
                          hint="check --otlp-endpoint, e.g. http://127.0.0.1:4318") from None  # fmt: skip
     return count
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Headers as OpenTelemetry's own variable gives them: "name=value,name=value", values percent-encoded."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not name.strip() or not sign for name, sign, _ in pairs):
+        raise InputError("headers are name=value, with commas between them", where=HEADERS)
+    return {name.strip(): unquote(value.strip()) for name, _, value in pairs}
 
 
 def view(run: Path) -> None:

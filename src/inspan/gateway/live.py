@@ -262,8 +262,9 @@ class LiveRollout:
         self.limit_hit = self.limit_hit or limit
         if not state.refused:
             state.refused = True
-            session, turn = state.record.id, state.turns
-            call = Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=f"{limit}: {what}")
+            session, turn, now = state.record.id, state.turns, self.clock()
+            call = Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=f"{limit}: {what}",
+                        started=now, ended=now)  # fmt: skip
             self.commit_now(state, call)
         return RequestError(what, status=status, code=code)
 

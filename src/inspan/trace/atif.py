@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from inspan.trace.records import Call, Node, Rollout, Session
@@ -28,43 +29,47 @@ def atif_documents(rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
 def _document(rollout: Rollout) -> dict[str, Any]:
     made: dict[str, list[dict[str, Any]]] = {}
     children: dict[str, list[str]] = {}
+    spoke = {node.session for node in rollout.nodes}
     for session in rollout.sessions:
-        if session.parent_call:
+        if session.parent_call and session.id in spoke:
             children.setdefault(session.parent_call, []).append(session.id)
     calls = {call.node: call for call in rollout.calls if call.node is not None}
+    version = rollout.fingerprint or "unknown"
     for session in rollout.sessions:
         nodes = [node for node in rollout.nodes if node.session == session.id]
-        made[session.id] = list(_branches(session, nodes, calls, children)) if nodes else []
+        made[session.id] = list(_branches(session, version, nodes, calls, children)) if nodes else []
     roots = [session.id for session in rollout.sessions if session.parent is None and made[session.id]]
     whole = made[roots[0]][-1]
     embedded = [one for name, branches in made.items() for one in branches if one is not whole and name in made]
-    sampled = sum(call.completion_tokens for call in rollout.calls)
     task = rollout.task if isinstance(rollout.task, Mapping) else {"id": getattr(rollout.task, "id", None)}
     return {
         "schema_version": VERSION,
         "session_id": rollout.id,
         **whole,
-        "final_metrics": {
-            "total_prompt_tokens": sum(call.prompt_tokens for call in rollout.calls),
-            "total_completion_tokens": sampled,
-            "total_steps": len(whole["steps"]),
-        },
         "extra": {
             "group": rollout.group,
             "task": None if task.get("id") is None else str(task["id"]),
             "terminal": rollout.terminal.value,
             "answer": rollout.answer,
             "fingerprint": rollout.fingerprint,
-            "fork": whole["extra"]["fork"],
+            "attempt": rollout.attempt,
+            "prompt_tokens": sum(call.prompt_tokens for call in rollout.calls),
+            "completion_tokens": sum(call.completion_tokens for call in rollout.calls),
+            **whole["extra"],
         },
         **({"subagent_trajectories": embedded} if embedded else {}),
     }
 
 
 def _branches(
-    session: Session, nodes: Sequence[Node], calls: Mapping[int, Call], children: Mapping[str, Sequence[str]]
+    session: Session,
+    version: str,
+    nodes: Sequence[Node],
+    calls: Mapping[int, Call],
+    children: Mapping[str, Sequence[str]],
 ) -> Iterator[dict[str, Any]]:
-    """A trajectory for each leaf of a session, in the order of the leaves."""
+    """A trajectory for each leaf of a session, in the order of the leaves; its metrics count what it is the first to
+    tell."""
     by_id = {node.id: node for node in nodes}
     parents = {node.parent for node in nodes}
     told: set[int] = set()
@@ -76,16 +81,23 @@ def _branches(
         path.reverse()
         tools = [dict(tool) for tool in path[0].message.get("tools") or ()]
         fork = next((node.fork for node in path if node.fork and node.id not in told), None)
+        steps = list(_steps(path, calls, children, told))
+        fresh = [step["metrics"] for step in steps if "metrics" in step and "is_copied_context" not in step]
         yield {
             "schema_version": VERSION,
             "trajectory_id": session.id if at == len(leaves) - 1 else f"{session.id}@{leaf.id}",
             "agent": {
                 "name": session.agent,
-                "version": "unknown",
+                "version": version,
                 "model_name": session.policy,
                 **({"tool_definitions": tools} if tools else {}),
             },
-            "steps": list(_steps(path, calls, children, told)),
+            "steps": steps,
+            "final_metrics": {
+                "total_prompt_tokens": sum(one["prompt_tokens"] for one in fresh),
+                "total_completion_tokens": sum(one["completion_tokens"] for one in fresh),
+                "total_steps": len(steps),
+            },
             "extra": {"fork": fork, "trainable": session.trainable},
         }
         told.update(node.id for node in path)
@@ -128,11 +140,13 @@ def _said(node: Node, call: Call | None) -> dict[str, Any]:
     if message.get("tool_calls"):
         out["tool_calls"] = [_call(one) for one in message["tool_calls"]]
     if call is not None:
+        if call.ended:
+            out["timestamp"] = datetime.fromtimestamp(call.ended, UTC).isoformat()
+        sampled = {"completion_token_ids": list(node.tokens[node.start :]), "logprobs": list(node.logprobs)}
         out["metrics"] = {
             "prompt_tokens": call.prompt_tokens,
             "completion_tokens": call.completion_tokens,
-            "completion_token_ids": list(node.tokens[node.start :]),
-            "logprobs": list(node.logprobs),
+            **(sampled if node.sampled else {}),  # an outside model's ids are not known
             "extra": {"versions": list(node.versions), "finish": call.finish},
         }
         out["llm_call_count"] = 1

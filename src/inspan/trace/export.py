@@ -1,7 +1,7 @@
 """Traces and training data as JSONL or Parquet. Contract: rows are plain; a file appears complete or not at all.
 
 `trace_rows` gives one row a message: who said what, which tokens it added, what was sampled at which version.
-`training_rows` gives one row a chain: ids, mask, log-probs, versions, advantages and the reward, as a learner takes them.
+`training_rows` gives one row a chain: ids, mask, log-probs, versions, advantages, reward, as a learner takes them.
 Sampled ids are exported as they were sampled; nothing is tokenised here.
 """
 
