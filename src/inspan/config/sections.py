@@ -21,7 +21,7 @@ Objective = Literal["grpo", "dr_grpo", "kimi", "cispo", "gspo", "tis", "icepop"]
 Aggregation = Literal["group_tokens", "token", "rollout", "constant"]
 Sampler = Literal["uniform", "failure", "hops", "harder"]
 
-HARNESSES = ("swarm", "single", "command")
+HARNESSES = ("swarm", "single", "search", "command")
 TERMS = ("item_f1", "exact_match", "r_parallel", "r_parallel_count", "r_finish", "invalid_calls")
 FACT_KINDS = ("wide", "deep", "mixed", "long", "narrow")
 CREDITS: tuple[str, ...] = get_args(Credit)

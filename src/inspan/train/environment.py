@@ -9,7 +9,7 @@ from typing import Any
 from inspan.config import Recipe
 from inspan.errors import TaskError
 from inspan.harness.base import Toolbox
-from inspan.harness.tools import Library, LibraryTools
+from inspan.harness.tools import Faults, Library, LibraryTools
 from inspan.retrieval.corpus import Document, load_corpus
 from inspan.tasks.base import Task
 from inspan.tasks.facts import atlas, questions
@@ -42,7 +42,7 @@ class Environment:
         library = self.libraries.get(str(task.meta.get("library", "")))
         if library is None:
             return None
-        return LibraryTools(library, fail_rate=self.fail_rate, seed=seed, on_event=record, **self.options)
+        return LibraryTools(library, faults=Faults(self.fail_rate, seed), on_event=record, **self.options)
 
 
 def make_environment(recipe: Recipe) -> Environment:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from inspan.config import Agent, Recipe
+from inspan.config.search import Search
 from inspan.engine.base import SamplingParams, WeightsRef
 from inspan.engine.openai_engine import OpenAIChat
 from inspan.engine.torch_engine import TorchEngine
@@ -63,7 +65,10 @@ class Stack:
             harness=harness.name,
             version=harness.version,
             renderer=self.renderer,
-            limits={"critical_steps": limits.critical_steps, "tokens": limits.tokens, "width": limits.width},
+            limits={
+                **{"critical_steps": limits.critical_steps, "tokens": limits.tokens, "width": limits.width},
+                **(self.search().model_dump() if harness.name == "search" else {}),
+            },
             system_prompt=str(self.recipe.options.get("system", harness.system_prompt)),
             tools=[*self.environment.schemas(), *harness.tools],
         )
@@ -85,10 +90,23 @@ class Stack:
             timeout_s=self.recipe.limits.timeout_s,
             fingerprint=self.fingerprint(harness).hash,
             make_tools=self.environment.make_tools,
-            options={**self.recipe.options, "width": self.recipe.limits.width},
+            options=self._options(),
             check=self.verifier.rollout if self.verifier else None,
             version=lambda: self.engine.version(POLICY),
         )
+
+    def search(self) -> Search:
+        """The budget of the search agent, with every number filled in for this engine's context."""
+        context = self.recipe.limits.tokens or self.engine.context_length
+        return self.recipe.search.scaled(context - self.recipe.sampling.max_tokens)
+
+    def _options(self) -> dict[str, Any]:
+        """What a harness gets as options: the recipe's own, and what it may want to know of limits and model."""
+        tokenizer = self.directory / "tokenizer.json"
+        known = {"width": self.recipe.limits.width, "search": self.search()}
+        if tokenizer.is_file():
+            known["tokenizer"] = str(tokenizer)
+        return {**self.recipe.options, **known}
 
     async def ensure(self, policy: str) -> None:
         """See that the engine serves a policy: a known name, a shipped model, or the directory of one."""
