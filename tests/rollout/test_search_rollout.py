@@ -150,7 +150,7 @@ def test_the_agent_keeps_to_its_steps_and_the_gateway_never_has_to_stop_it() -> 
 
     rollout, _ = episode(3, Search(limit=40_000), endless, Limits(critical_steps=6))
     assert rollout.terminal is Terminal.COMPLETED and len(rollout.calls) == 6
-    rollout, engine = episode(3, Search(limit=300), endless)
+    rollout, engine = episode(3, Search(limit=2000, reserve=300), endless, Limits(critical_steps=500))
     assert rollout.terminal is Terminal.COMPLETED
     assert "Answer now." in TOK.decode(list(engine.heard[-1].prompt))
 
