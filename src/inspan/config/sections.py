@@ -22,7 +22,7 @@ Aggregation = Literal["group_tokens", "token", "rollout", "constant"]
 Sampler = Literal["uniform", "failure", "hops", "harder"]
 
 HARNESSES = ("swarm", "single", "search", "command")
-TERMS = ("item_f1", "exact_match", "r_parallel", "r_parallel_count", "r_finish", "invalid_calls")
+TERMS = ("item_f1", "exact_match", "r_parallel", "r_parallel_count", "r_finish", "invalid_calls", "retrieval")
 FACT_KINDS = ("wide", "deep", "mixed", "long", "narrow")
 CREDITS: tuple[str, ...] = get_args(Credit)
 OBJECTIVES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -252,8 +252,8 @@ class Reward(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
     use: str = Field(
-        description="`item_f1`, `exact_match`, `r_parallel`, `r_parallel_count`, `r_finish`, `invalid_calls`, or "
-        "your own `module:function`."
+        description="`item_f1`, `exact_match`, `r_parallel`, `r_parallel_count`, `r_finish`, `invalid_calls`, "
+        "`retrieval`, or your own `module:function`."
     )
     weight: Weight = Field(
         default=Weight(**{"from": 1.0, "to": 1.0, "over": 1.0}),
