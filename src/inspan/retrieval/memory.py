@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from inspan.errors import CorpusError, InputError
 from inspan.retrieval.base import Chunk, Hit
 from inspan.retrieval.bm25 import Bm25Index
 from inspan.retrieval.corpus import Document
+from inspan.tasks.retrieval.passages import Passage
 
 
 class MemoryIndex:
@@ -49,3 +50,8 @@ class MemoryIndex:
         if id not in self._chunks:
             raise InputError(f"no chunk {id}")
         return self._chunks[id]
+
+
+def index_passages(passages: Iterable[Passage]) -> MemoryIndex:
+    """The passages of a program-made corpus as chunks; their tokens are estimated as four characters each."""
+    return MemoryIndex([Chunk(p.id, p.document, p.text, 0, -(-len(p.text) // 4)) for p in passages])

@@ -18,13 +18,13 @@ Part = str | Chunk
 
 
 def shown(chunk: Chunk) -> str:
-    """A chunk as the model reads it."""
-    return f"[{chunk.id}] {chunk.text}"
+    """A chunk as the model reads it: the id stands behind the text, so that a small model can copy it from there."""
+    return f"{chunk.text} [{chunk.id}]"
 
 
 def marker(chunk: Chunk) -> str:
     """What stands in the place of a chunk that was pruned."""
-    return f"[{chunk.id}] pruned"
+    return f"pruned [{chunk.id}]"
 
 
 @dataclass(slots=True)
