@@ -29,6 +29,7 @@ from inspan.tasks.retrieval.passages import FactCorpus
 
 NOTHING = "Nothing was found."
 MOST_RETRIES = 2
+MOST_TOKENS = 128  # of an answer
 TOOLS = [*SCHEMAS, PRUNE]
 """The schemas that a demonstration offers."""
 
@@ -175,6 +176,8 @@ class _Episode:
             if id not in held and self._chance(self.habits.sloppy):
                 ids.append(id)
         rows = [Ranked(id, self._why(id)) for id in dict.fromkeys(ids)]
+        while self.who.count(format_ranked(rows)) >= self.session.room(MOST_TOKENS):
+            rows.pop()
         return format_ranked(rows) or NOTHING
 
     def _why(self, id: str) -> str:
@@ -188,7 +191,9 @@ class _Episode:
         """One turn of tool calls, again after a fault; False when the budget asks for the answer."""
         while True:
             work = [call for call in calls if call[0] != PRUNE_NAME]
-            self.faults.error = f"error: {self.rng.choice(FAULTS)}" if work and self._chance(self.habits.fault) else None
+            self.faults.error = (
+                f"error: {self.rng.choice(FAULTS)}" if work and self._chance(self.habits.fault) else None
+            )
             self._take(calls)
             if self.session.last or self.faults.error is None:
                 return not self.session.last

@@ -40,13 +40,12 @@ class FactCorpus:
     about: Mapping[str, tuple[str, str]]  # passage → the entity and the attribute that it is the page of
 
     def holders(self, name: str, attribute: str) -> list[str]:
-        """The passages that hold a fact, in the order of the corpus."""
+        """The passages that hold a fact, by id."""
         value = self.world.value(name, attribute)
         lines = {
             layout.row.format(name=name, attribute=layout.label(attribute), value=value) for layout in self.layouts
         }
-        found = {id for line in lines for id in self.rows.get(line, ())}
-        return [passage.id for passage in self.passages if passage.id in found] if found else []
+        return sorted({id for line in lines for id in self.rows.get(line, ())})
 
     def mentioning(self, text: str) -> set[str]:
         """The passages in which all words of a text stand one after the other."""
@@ -58,6 +57,11 @@ class FactCorpus:
             return set(able)
         phrase = re.compile(r"\b" + r"\W+".join(map(re.escape, words)) + r"\b")
         return {passage.id for passage in self.passages if passage.id in able and phrase.search(passage.text)}
+
+
+def document_of(id: str) -> str:
+    """The document of a passage."""
+    return id.rpartition(".")[0]
 
 
 def corpus_of(world: World, layouts: Sequence[Layout], *, seed: int) -> FactCorpus:
