@@ -51,7 +51,7 @@ def test_commands_in_the_documents_exist(page, code):
     for line in filter(None, code.splitlines()):
         words = shlex.split(line, comments=True)
         if words[0] == "make":
-            assert set(words[1:]) <= targets, line
+            assert {word for word in words[1:] if "=" not in word} <= targets, line
         elif words[0] == "bash":
             assert (ROOT / words[1]).is_file(), line
         else:

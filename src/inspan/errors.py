@@ -50,6 +50,10 @@ class CheckpointError(InspanError):
     """A checkpoint is incomplete, corrupt or belongs to another recipe."""
 
 
+class ParityError(InputError):
+    """A policy is about to be served or judged in another harness than it was trained in; says what differs."""
+
+
 class InvariantBroken(InspanError):
     """A record, or what is made of it, is not what it must be: a fault of Inspan's own, found by `--verify`."""
 

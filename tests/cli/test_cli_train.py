@@ -11,7 +11,7 @@ import pytest
 
 import inspan.train
 from inspan.cli import train as command
-from inspan.cli.export import export, view
+from inspan.cli.export import Export, export, view
 from inspan.cli.shell import Stopped
 from inspan.config import load
 from inspan.errors import CheckpointError, InputError
@@ -120,11 +120,11 @@ def test_a_run_that_was_killed_can_be_viewed(recipe, tmp_path, loop, capsys):
 
 def test_export_writes_into_the_run_and_refuses_a_wrong_suffix(recipe, tmp_path, capsys):
     TraceStore(tmp_path / "trace.sqlite").close()
-    export(tmp_path, fmt="jsonl", what="training", out=None)
+    export(tmp_path, Export("jsonl", "training"))
     assert (tmp_path / "training.jsonl").read_text() == ""
     assert "0 rows" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"does not end in \.parquet"):
-        export(tmp_path, fmt="parquet", what="trace", out=tmp_path / "x.jsonl")
+        export(tmp_path, Export("parquet", out=tmp_path / "x.jsonl"))
 
 
 def test_json_of_an_evaluation_is_all_that_stdout_gets(recipe, monkeypatch, capsys):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,14 @@ from inspan.rollout.run import RolloutJob, Runner
 from inspan.tasks.load import load_tasks
 from inspan.trace.chains import trained_chains
 from inspan.trace.records import Terminal
+from inspan.train import run
 from inspan.train.probe import qwen_tokenizer
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from starting import Silent
+
 RECIPES = Path(__file__).parents[2] / "recipes" / "clients"
+PACKAGES = {"openai-agents": "agents", "pydantic-ai": "pydantic_ai"}
 CALLS = {  # how each client's own tool is called: its name in the tool list, and the arguments
     "bash": lambda command: {"command": command},
     "shell": lambda command: {"command": command},
@@ -59,8 +64,9 @@ async def roll_out(name: str, settings: list[str]):
     try:
         harness, tokenizer = load_harness("command", command=recipe.command), qwen_tokenizer()
     except (RecipeError, ModelError) as error:
-        pytest.skip(f"{error}; {error.hint}")
-    if name in ("openai-agents", "pydantic-ai") and shutil.which("python", path=recipe.command.path[0]) is None:
+        pytest.skip(str(error))
+    venv = Path(recipe.command.path[0]).parent
+    if name in PACKAGES and not any(venv.glob(f"lib/*/site-packages/{PACKAGES[name]}")):
         pytest.skip(f"{name} is not installed: {recipe.command.install}")
     renderer = ChatML(tokenizer)
     end = tokenizer.token_to_id("<|im_end|>")
@@ -108,3 +114,20 @@ async def test_a_client_calls_its_tool_answers_and_is_trained_token_for_token(na
     trained = sum(sum(chain.trained) for chain in trained_chains(rollout))
     assert trained == sum(call.completion_tokens for call in rollout.calls)
     assert any("3" in str(node.message["content"]) for node in rollout.nodes if node.message["role"] == "tool")
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("name", ["mini-swe-agent", "pi"])
+def test_a_policy_is_trained_through_a_client_and_every_invariant_holds(name, tmp_path):
+    settings = ["train.updates=1", "train.groups=1", "train.group_size=2", "eval.tasks=1", "sampling.max_tokens=24"]
+    recipe = load(RECIPES / f"{name}.toml", settings)
+    try:
+        load_harness("command", command=recipe.command)
+        summary = run(recipe, out=tmp_path, resume=False, progress=Silent(), verify=True)
+    except (RecipeError, ModelError) as error:
+        pytest.skip(str(error))
+    assert summary["verified"]["rollouts"] == 2 + 2 and summary["verified"]["logprobs"] > 0
+    (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (row["scored"], row["failed"], row["delivered_fraction"], row["unexplained_tokens"]) == (2, 0.0, 1.0, 0)
+    faces = json.loads((tmp_path / "fingerprint.json").read_text())["roles"]["main"]
+    assert any(tool["function"]["name"] == "bash" for face in faces for tool in face["tools"])

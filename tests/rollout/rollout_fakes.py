@@ -49,7 +49,7 @@ class FakeGateway:
         route = Route("/r/{key}/v1/chat/completions", self._chat, methods=["POST"])
         self.app = Starlette(routes=[route])
 
-    def open(self, rollout, *, roles, limits, seed, sampling, default_role):
+    def open(self, rollout, *, roles, limits, seed, sampling, default_role, watch=None):
         if self.refuse:
             raise self.refuse
         key = secrets.token_urlsafe(8)

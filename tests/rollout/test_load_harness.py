@@ -8,8 +8,6 @@ from inspan.errors import RecipeError
 from inspan.rollout.load import load_harness
 
 AGENT = """
-SYSTEM = "You are mine."
-
 async def run(task, ctx):
     return "async"
 
@@ -42,14 +40,14 @@ def folder(tmp_path, monkeypatch):
 def test_functions_in_the_working_directory_are_found_and_run_off_the_loop(folder):
     loaded = load_harness(f"{folder}:plain")
     assert loaded.run(None, None) == "plain" and not loaded.on_loop
-    assert loaded.system_prompt == "You are mine." and len(loaded.version) == 12
+    assert len(loaded.version) == 12
     assert load_harness(f"{folder}:agent").run(None, None) == "method"
 
 
 def test_built_in_agents_share_the_loop_and_have_a_version():
     for name in ("swarm", "single"):
         loaded = load_harness(name)
-        assert loaded.on_loop and loaded.version != "unknown" and loaded.system_prompt
+        assert loaded.on_loop and loaded.version != "unknown"
 
 
 def test_an_object_or_function_can_be_given_itself():
@@ -89,17 +87,6 @@ def test_the_version_follows_the_source(tmp_path, monkeypatch):
         )
         versions.add(load_harness(f"ver_{tmp_path.name}_{index}:run".replace("-", "_")).version)
     assert len(versions) == 2
-
-
-def test_the_tools_that_a_module_declares_are_taken_up_and_checked(folder, tmp_path):
-    (tmp_path / f"{folder}_tools.py").write_text(f"TOOLS = [{{'type': 'function'}}]\n{AGENT}")
-    assert load_harness(f"{folder}_tools:plain").tools == ({"type": "function"},)
-    assert [tool["function"]["name"] for tool in load_harness("swarm").tools] == ["create_subagent", "assign_task"]
-    for index, wrong in enumerate(("3", "[3]", "[{'a': object()}]")):
-        name = f"{folder}_wrong{index}"
-        (tmp_path / f"{name}.py").write_text(f"TOOLS = {wrong}\n{AGENT}")
-        with pytest.raises(RecipeError, match="TOOLS of harness"):
-            load_harness(f"{name}:plain")
 
 
 def test_a_module_that_exits_when_it_is_imported_is_named(folder, tmp_path):

@@ -16,6 +16,8 @@ from rollout_fakes import FakeGateway, ask, job, polite, runner
 
 from inspan.errors import EngineError, EngineOverloaded, LimitExceeded, SandboxError
 from inspan.gateway.base import Limits
+from inspan.parity.fingerprint import Fingerprint
+from inspan.parity.watch import Learning
 from inspan.rollout.executor import LocalExecutor
 from inspan.rollout.threads import Threads
 from inspan.trace.records import Terminal, ToolEvent
@@ -44,13 +46,14 @@ async def client_of(ctx):
 
 
 async def test_an_answer_completes_the_rollout_with_its_trace():
-    made = runner(fingerprint="f00", version=lambda: 3)
+    watch = Learning(Fingerprint({"harness": "h"}))
+    made = runner(watch=watch, version=lambda: 3)
     rollout = await made.run(job("g000007.2.1", group="g000007", member=2, attempt=1))
     assert (rollout.terminal, rollout.answer, rollout.error) == (Terminal.COMPLETED, "said 0", None)
     assert [node.tokens for node in rollout.nodes] == [(5, 0, 7)]
     assert len(rollout.calls) == 1 and rollout.sessions[0].agent == "main"
     assert (rollout.id, rollout.group, rollout.member, rollout.attempt) == ("g000007.2.1", "g000007", 2, 1)
-    assert (rollout.fingerprint, rollout.version_started, rollout.version_finished) == ("f00", 3, 3)
+    assert (rollout.fingerprint, rollout.version_started, rollout.version_finished) == (watch.id, 3, 3)
     assert rollout.metrics["sampled_tokens"] == 2.0
     assert rollout.trainable
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from making import solo, swarm
 
 from inspan.errors import InputError, StoreError
 from inspan.trace import export
 from inspan.trace.chains import trained_chains
-from inspan.trace.records import Scored, Terminal
+from inspan.trace.records import Chain, ChainCredit, Scored, Terminal
 from inspan.trace.store import TraceStore
+from inspan.trace.store_rows import credit_rows, credits_of
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_trace_rows_are_the_messages(store: TraceStore, tmp_path: Path, suffix: 
 
 def test_an_export_is_complete_or_absent(tmp_path: Path) -> None:
     def rows() -> Iterator[dict]:
-        yield from export.training_rows([Scored(solo(), 1.0)])
+        yield from export.training_rows([export.Learned(Scored(solo(), 1.0))])
         raise RuntimeError("lost")
 
     for name in ("x.jsonl", "x.parquet"):
@@ -93,3 +96,49 @@ def test_without_pyarrow_the_hint_says_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.setattr(export.importlib, "import_module", missing)
     with pytest.raises(InputError, match=r"inspan\[parquet\]"):
         export.write_rows([], tmp_path / "x.parquet", export.TRACE_TYPES)
+
+
+def test_training_rows_hold_what_was_learned_with_and_when(store: TraceStore, tmp_path: Path) -> None:
+    rollout = swarm([2], id="d", attempt=1, fingerprint="f00")
+    (chain,) = trained_chains(rollout)
+    advantages = tuple(0.1 * turn if on else 0.0 for turn, on in zip(chain.turns, chain.trained, strict=True))
+    credit = ChainCredit(chain, advantages, tuple(map(float, chain.trained)), 0, 0)
+    store.save(rollout)
+    store.save_scored([Scored(rollout, 1.0)], {"d": [credit]})
+    store.mark_trained(["b", "d"], 3)
+    for name in ("x.jsonl", "x.parquet"):
+        export.export_training(store, tmp_path / name)
+        one, two, row = read(tmp_path / name)
+        assert tuple(row["advantages"]) == advantages and tuple(row["weights"]) == credit.weights
+        assert (row["update"], row["chain"], row["attempt"], row["fingerprint"]) == (3, chain.nodes[-1], 1, "f00")
+        assert (one["update"], one["advantages"]) == (None, None) and (two["update"], two["weights"]) == (3, None)
+
+
+def test_scoring_again_without_credits_takes_them_back(store: TraceStore) -> None:
+    rollout = swarm([2], id="d")
+    (chain,) = trained_chains(rollout)
+    zeros = tuple(0.0 for _ in chain.tokens)
+    store.save(rollout)
+    store.save_scored([Scored(rollout, 1.0)], {"d": [ChainCredit(chain, zeros, zeros, 0, 0)]})
+    assert store.load_credits("d") == {chain.nodes[-1]: (list(zeros), list(zeros))}
+    store.save_scored([Scored(rollout, 1.0)])
+    assert store.load_credits("d") == {} == store.load_credits("running")
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.sampled_from([0.0, 1.0])), max_size=60))
+def test_credits_come_back_as_they_were(pairs: list[tuple[float, float]]) -> None:
+    values = [tuple(column) for column in zip(*pairs, strict=True)] or [(), ()]
+    chain = Chain("s", "main", "policy", (), (), (), (), (), (7,))
+    rows = json.loads(json.dumps(credit_rows([ChainCredit(chain, values[0], values[1], 0, 0)])))
+    assert credits_of(rows) == {7: (list(values[0]), list(values[1]))}
+
+
+@given(st.lists(st.integers(0, 600_000), max_size=8))
+def test_batches_are_bounded_by_what_they_hold_and_lose_nothing(sizes: list[int]) -> None:
+    rows = [{"id": at, "tokens": [0] * size} for at, size in enumerate(sizes)]
+    made = list(export.batches(rows))
+    assert [row["id"] for batch in made for row in batch] == list(range(len(sizes)))
+    for batch in made:
+        assert len(batch) == 1 or sum(len(row["tokens"]) for row in batch) <= 1_000_000
+    many = list(export.batches({"id": at} for at in range(600)))
+    assert [len(batch) for batch in many] == [256, 256, 88]

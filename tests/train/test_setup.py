@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from inspan.config import load
 from inspan.errors import ModelError, RecipeError
+from inspan.parity.fingerprint import Fingerprint
 from inspan.train.environment import make_environment
 from inspan.train.setup import Stack, build_stack
 
@@ -20,25 +19,14 @@ def built(project: Path, *settings: str) -> Stack:
     return build_stack(recipe, make_environment(recipe), None)
 
 
-def test_harnesses_that_differ_only_in_a_tools_description_have_different_fingerprints(project: Path) -> None:
-    stack = built(project)
-    swarm = stack.harness("swarm")
-    tools = copy.deepcopy(swarm.tools)
-    tools[0]["function"]["description"] += " Use it wisely."
-    ours, theirs = stack.fingerprint(swarm), stack.fingerprint(replace(swarm, tools=tools))
-    assert ours.hash != theirs.hash
-    assert [line.partition(":")[0] for line in ours.differences(theirs)] == ["tools"]
-    asyncio.run(stack.close())
-
-
-def test_the_fingerprint_covers_the_environments_tools_and_the_system_prompt_in_use(project: Path) -> None:
-    (project / "docs").mkdir()
-    (project / "docs" / "a.txt").write_text("Niamey is the capital of Niger.")
-    settings = [f'tasks.corpus="{project / "docs"}"', 'options.system="Be brief."']
-    plain, full = built(project), built(project, *settings)
-    bare, rich = (stack.fingerprint(stack.harness("single")) for stack in (plain, full))
-    assert bare.tools == () and len(rich.tools) == 2 and rich.system_prompt == "Be brief."
-    for stack in (plain, full):
+def test_the_setting_of_a_fingerprint_covers_limits_renderer_and_the_harness_version(project: Path) -> None:
+    stacks = [built(project), built(project, "limits.critical_steps=4", "engine.context=256")]
+    ours, theirs = (Fingerprint(stack.setting("single")) for stack in stacks)
+    assert [line.partition(":")[0] for line in ours.differences(theirs.setting)] == [
+        "limits.critical_steps", "limits.context",
+    ]  # fmt: skip
+    assert ours.id != theirs.id and ours.setting["renderer"]["tokenizer"] and len(ours.setting["version"]) == 12
+    for stack in stacks:
         asyncio.run(stack.close())
 
 

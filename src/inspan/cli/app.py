@@ -49,7 +49,8 @@ Verify = Annotated[
     bool, typer.Option("--verify", help="Check every invariant of the record on the way; a breach stops the run.")
 ]
 AllowDrift = Annotated[
-    bool, typer.Option("--allow-drift", help="Also in a harness other than the one that the run was trained in.")
+    bool,
+    typer.Option("--allow-drift", help="Also in another harness than the run was trained in; say how it differs."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)]
 
@@ -129,16 +130,35 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
 @app.command()
 def export(
     run: RunDir,
-    fmt: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    fmt: Annotated[str, typer.Option("--format", help="jsonl, parquet, atif or otel (OTLP JSON).")] = "jsonl",
     what: Annotated[str, typer.Option(help="trace (a row a message) or training (a row a chain).")] = "trace",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Default: inside the run.", show_default=False)
     ] = None,
+    content: Annotated[bool, typer.Option("--content", help="otel: also what was said.")] = False,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="otel: send to this collector.", show_default=False)
+    ] = None,
 ) -> None:
-    """Write a run's traces or training data to one file."""
+    """Write a run's traces or training data to one file, or send its spans to a collector."""
+    from inspan.cli.export import Export
     from inspan.cli.export import export as command
 
-    command(run, fmt=fmt, what=what, out=out)
+    command(run, Export(fmt, what, out, content, otlp_endpoint))
+
+
+@app.command()
+def index(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of documents, or a JSONL.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the index is, or is to be.")],
+    chunk_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of a chunk (of a new index).")] = 256,
+) -> None:
+    """Index a corpus, or bring its index up to date: only what is new or changed is read again."""
+    from inspan.cli.index import index as command
+
+    command(corpus, out=out, chunk_tokens=chunk_tokens)
 
 
 @app.command()

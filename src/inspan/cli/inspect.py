@@ -23,7 +23,7 @@ def inspect(run: Path, *, rollout: str | None, as_json: bool) -> None:
         if rollout is not None:
             print("\n".join(tree(rollout, *store.load(rollout))))
             return
-        found = sums(store, abandoned=_abandoned(run)).as_json()
+        found = {"renderer": _renderer(run), **sums(store, abandoned=_abandoned(run)).as_json()}
     print(json.dumps(found) if as_json else "\n".join(_lines(found)))
 
 
@@ -34,6 +34,14 @@ def _abandoned(run: Path) -> bool:
     from inspan.config import load
 
     return load(run / RECIPE).train.abandoned
+
+
+def _renderer(run: Path) -> str | None:
+    """The renderer of a run, where it is known."""
+    try:
+        return str(json.loads((run / "fingerprint.json").read_text(encoding="utf-8"))["parts"]["renderer"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # made before there were fingerprints, or no run
 
 
 def _lines(found: dict) -> list[str]:
@@ -47,7 +55,7 @@ def _lines(found: dict) -> list[str]:
         f"(×{ratio:.2f})",
         f"tool calls {tools['all']:,}, {sum(tools['invalid'].values()):,} invalid",
         *(f"             {count:,} × {error}" for error, count in sorted(tools["invalid"].items(), key=_most)[:5]),
-        "how calls went on",
+        "how calls went on" + (f" (renderer {found['renderer']})" if found["renderer"] else ""),
     ]
     for role, rates in found["continued"].items():
         shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in rates.items() if name != "calls")

@@ -9,7 +9,7 @@ from inspan.cli import folders
 from inspan.config import load
 
 
-def serve(target: Path, settings: Sequence[str], *, out: Path, host: str, port: int, allow_drift: bool) -> None:
+def serve(target: Path, settings: Sequence[str], *, out: Path, host: str, port: int, allow_drift: bool = False) -> None:
     """Serve a recipe's model, or a run's newest weights, until a signal comes."""
     recipe = load(folders.recipe_path(target), settings)
     from inspan.train.serve import serve_gateway

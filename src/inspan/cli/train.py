@@ -89,13 +89,8 @@ def evaluate(
     own = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a harness may print
     try:
         with own:
-            summary = run(
-                recipe,
-                run=target if target.is_dir() else None,
-                progress=progress,
-                verify=verify,
-                allow_drift=allow_drift,
-            )
+            folder = target if target.is_dir() else None
+            summary = run(recipe, run=folder, progress=progress, verify=verify, allow_drift=allow_drift)
     finally:
         progress.finish(None)
     if as_json:
@@ -103,6 +98,8 @@ def evaluate(
     else:
         report.print_summary(summary)
         _print_verified(summary)
+        for one in summary.get("drift", ()):
+            print(f"differs from the training: {one}")
 
 
 def warmstart(target: Path, settings: Sequence[str], *, out: Path | None) -> None:

@@ -135,6 +135,7 @@ class Admin:
         self._store.seal_grant(name)
         stored = self._store.load(name)
         rollout = _rollout(name, stored, end, answer)
+        rollout.fingerprint = self._gateway.watch.id if self._gateway.watch else ""
         rollout.complete = all(call.ok for call in stored.calls) and (trace is None or trace.complete)
         self._store.finish(rollout)
         return self._summary(name)

@@ -213,6 +213,7 @@ def _ask(raw: bytes, address: Address, headers: Headers) -> Ask:
         address.role,
         count.isdigit() and int(count[:9]) > 0,
         None if not key else key.decode("latin-1"),
+        headers.get(b"user-agent", b"").decode("latin-1"),
     )
 
 

@@ -96,6 +96,8 @@ class Flight:
     turn: int
     leaf: int
     prompt_tokens: int
+    clock: Callable[[], float]
+    started: float
     task: asyncio.Task[Any] | None = None
     settled: bool = False
 
@@ -112,7 +114,8 @@ class Flight:
     def ended(self, finish: str, error: str | None = None, *, ok: bool = True) -> Call:
         """The record of a choice that sampled nothing that could be kept."""
         return Call(self.call_id, self.state.record.id, self.turn, self.leaf, None, finish,
-                    prompt_tokens=self.prompt_tokens, ok=ok, error=error)  # fmt: skip
+                    prompt_tokens=self.prompt_tokens, ok=ok, error=error,
+                    started=self.started, ended=self.clock())  # fmt: skip
 
 
 class Exchange:
@@ -132,6 +135,7 @@ class Exchange:
     ) -> None:
         self.live, self.state, self.request = live, state, request
         self.fault_key = (state.record.id, ask.body)
+        started = live.clock()
         whole = request.n == 1 and not request.logprobs and not request.prefill and not request.stop
         self._ask_name = ask.name if whole else ""
         self.cached = 0
@@ -150,7 +154,15 @@ class Exchange:
             raise
         self._serials = live.ask(state, self._laid.leaf, request.n)
         self._flights = [
-            Flight(state, f"{state.record.id}#{turn + i}.{serial}", turn + i, self._laid.leaf, len(self.prompt))
+            Flight(
+                state,
+                f"{state.record.id}#{turn + i}.{serial}",
+                turn + i,
+                self._laid.leaf,
+                len(self.prompt),
+                live.clock,
+                started,
+            )
             for i, serial in enumerate(self._serials)
         ]
 
@@ -340,6 +352,8 @@ class Exchange:
             calls,
             len(self.prompt),
             len(sample.tokens),
+            started=flight.started,
+            ended=live.clock(),
             ask=self._ask_name,
         )
         await live.commit(self.state, call, node)

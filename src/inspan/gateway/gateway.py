@@ -35,7 +35,7 @@ from inspan.gateway.request import ModelRequest
 from inspan.gateway.retries import Ask
 from inspan.gateway.scribe import LARGE, Scribe
 from inspan.gateway.streaming import KEEP_ALIVE_S, stream_exchange, stream_reply
-from inspan.trace.records import Message
+from inspan.parity.watch import Watch
 from inspan.trace.store import TraceStore
 
 MAX_BODY: Final = 64 * 1024 * 1024
@@ -43,7 +43,10 @@ _SEALED: Final = 65536  # keys remembered after sealing, to answer late calls
 
 
 class Gateway:
-    """Serves policies to rollouts. `engines` and `renderers` override by policy; `outside` passes policies through."""
+    """Serves policies to rollouts. `engines` and `renderers` override by policy; `outside` passes policies through.
+
+    `watch` looks at what every rollout shows the model.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class Gateway:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         durable: bool = False,
-        parity: Callable[[str, Message], None] | None = None,
+        watch: Watch | None = None,
         max_body: int = MAX_BODY,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
@@ -69,7 +72,8 @@ class Gateway:
         self._scribes: dict[str, Scribe] = {policy: scribe_for(r) for policy, r in (renderers or {}).items()}
         self._outside = dict(outside or {})
         self._store = store
-        self._durable, self._parity = durable, parity
+        self._durable = durable
+        self.watch = watch
         self._recorder = Recorder(store)
         self._live: dict[str, LiveRollout] = {}
         self._keys: dict[bytes, LiveRollout | None] = {}
@@ -88,9 +92,11 @@ class Gateway:
         sampling: SamplingParams | None = None,
         default_role: str | None = None,
         pace: Pace | None = None,
+        watch: Watch | None = None,
     ) -> Grant:
-        """Let a rollout in. `sampling` rules trainable sessions; without it, requests do. Raises `InputError`, and
-        `StoreError` where a durable gateway knows the rollout already."""
+        """Let a rollout in. `sampling` rules trainable sessions; without it, requests do. `watch` looks at what it
+        shows the model, in place of the gateway's own. Raises `InputError`, and `StoreError` where a durable gateway
+        knows the rollout already."""
         terms = Terms(
             roles, limits or Limits(), seed, sampling, default_role or next((r.name for r in roles), ""), pace or Pace()
         )
@@ -98,7 +104,7 @@ class Gateway:
         key = new_key()
         if self._durable and self._store is not None:
             self._store.put_grant(rollout, key_hash(key), terms.to_json())
-        return self._enter(Grant(rollout, key, f"/r/{key}/v1"), terms).grant
+        return self._enter(Grant(rollout, key, f"/r/{key}/v1"), terms, watch).grant
 
     def _check(self, rollout: str, terms: Terms) -> None:
         """Raise `InputError` for terms that cannot be granted."""
@@ -116,7 +122,7 @@ class Gateway:
                 raise InputError(f"role {role.name!r} is trainable, but {role.policy!r} is an outside model",
                                  where=f"rollout {rollout!r}", hint="train a policy of the engine")  # fmt: skip
 
-    def _enter(self, grant: Grant, terms: Terms) -> LiveRollout:
+    def _enter(self, grant: Grant, terms: Terms, watch: Watch | None = None) -> LiveRollout:
         live = LiveRollout(
             grant,
             roles=terms.roles,
@@ -126,6 +132,8 @@ class Gateway:
             default_role=terms.default_role,
             recorder=self._recorder,
             pace=terms.pace,
+            watch=watch or self.watch,
+            clock=self.clock,
         )
         self._live[grant.rollout] = live
         self._keys[key_hash(grant.key)] = live
@@ -266,6 +274,7 @@ class Gateway:
         policy = state.record.policy
         scribe = self._scribes.get(policy, self._scribe)
         request = live.resolved(request)
+        live.look(state, request, ask)
         exchange = OutsideExchange(live, state, request, scribe, (state.record.id, ask.body))
         return await exchange.reply(self._outside[policy], int(self.clock()))
 
@@ -274,8 +283,7 @@ class Gateway:
         scribe = self._scribes.get(policy, self._scribe)
         live.latest[ask.parent_call] = request
         request = live.resolved(request)
-        if self._parity is not None:
-            self._parity(state.record.agent, request.messages[0])
+        live.look(state, request, ask)
         engine = self._engines.get(policy, self._engine)
         characters = sum(len(message["content"]) for message in request.messages)
         if characters > LARGE:

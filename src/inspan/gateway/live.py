@@ -11,8 +11,9 @@ Invariants
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -21,11 +22,13 @@ from inspan.engine.base import SamplingParams
 from inspan.errors import RequestError, StoreError
 from inspan.gateway.base import Grant, Limits, Role, Trace
 from inspan.gateway.dialects import checks
+from inspan.gateway.faces import Observer
 from inspan.gateway.pace import Meter, Pace
 from inspan.gateway.recorder import Entry, Recorder
 from inspan.gateway.request import ModelRequest
 from inspan.gateway.retries import Ask, Replies, recorded_replies
 from inspan.gateway.scribe import Laid, Scribe, lay_prefilled
+from inspan.parity.watch import Watch
 from inspan.trace.graph import KeyedMessage, Match, MessageGraph
 from inspan.trace.records import Call, Node, Session
 from inspan.trace.steps import StepTree
@@ -82,8 +85,12 @@ class LiveRollout:
         default_role: str,
         recorder: Recorder,
         pace: Pace | None = None,
+        watch: Watch | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.grant = grant
+        self.clock = clock
+        self._observer = None if watch is None else Observer(watch)
         self.meter = Meter(pace or Pace())
         self._sampled = 0
         self.id = grant.rollout
@@ -145,6 +152,15 @@ class LiveRollout:
                     return role
         known = ", ".join(sorted(self.roles))
         raise RequestError(f"there is no model {name!r:.80}; models: {known}", status=404, code="model_not_found")
+
+    def look(self, state: SessionState, request: ModelRequest, ask: Ask) -> None:
+        """Show a resolved request to whoever watches. Raises `RequestError` (409) when it is refused."""
+        if self._observer is not None:
+            self._observer.look(request, state.record, self._settled_calls, ask.client)
+
+    def _settled_calls(self) -> Sequence[Call]:
+        self.settle()
+        return self.calls
 
     def resolved(self, request: ModelRequest) -> ModelRequest:
         """A request as the conversation that it means. Raises `RequestError`.
@@ -246,8 +262,9 @@ class LiveRollout:
         self.limit_hit = self.limit_hit or limit
         if not state.refused:
             state.refused = True
-            session, turn = state.record.id, state.turns
-            call = Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=f"{limit}: {what}")
+            session, turn, now = state.record.id, state.turns, self.clock()
+            call = Call(f"{session}#{turn}!", session, turn, None, None, "limit", error=f"{limit}: {what}",
+                        started=now, ended=now)  # fmt: skip
             self.commit_now(state, call)
         return RequestError(what, status=status, code=code)
 

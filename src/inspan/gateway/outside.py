@@ -36,6 +36,7 @@ class OutsideExchange:
     ) -> None:
         self._live, self._state, self._request, self._scribe = live, state, request, scribe
         self._fault_key = fault_key
+        started = live.clock()
         turn = live.admit(state, request.n)
         try:
             laid = state.lay(scribe, live.graph, request)
@@ -44,7 +45,15 @@ class OutsideExchange:
             raise
         self._prompt = len(laid.prompt)
         self._flights = [
-            Flight(state, f"{state.record.id}#{turn + i}.{serial}", turn + i, laid.leaf, self._prompt)
+            Flight(
+                state,
+                f"{state.record.id}#{turn + i}.{serial}",
+                turn + i,
+                laid.leaf,
+                self._prompt,
+                live.clock,
+                started,
+            )
             for i, serial in enumerate(live.ask(state, laid.leaf, request.n))
         ]
 
@@ -116,8 +125,9 @@ class OutsideExchange:
             state.record.id, flight.leaf, message, opening=delta, tokens=(), logprobs=(), versions=()
         )
         record = Call(
-            flight.call_id, state.record.id, flight.turn, flight.leaf, node.id, finish, calls, self._prompt, len(delta)
-        )
+            flight.call_id, state.record.id, flight.turn, flight.leaf, node.id, finish, calls, self._prompt, len(delta),
+            started=flight.started, ended=live.clock(),
+        )  # fmt: skip
         live.commit_now(state, record, node)
         return Choice(index, content, calls, finish)
 

@@ -7,6 +7,7 @@ model's own chat template.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,23 @@ def renderer_for(tokenizer_or_path: Any) -> AnyRenderer:
     return _for_transformers(tokenizer_or_path)
 
 
+def described(renderer: AnyRenderer, folder: Path) -> dict[str, str]:
+    """What of a model's rendering must be the same for two runs to be comparable: which renderer, and hashes of the
+    files that it goes by ("" for one that is not there)."""
+    template = folder / "chat_template.jinja"
+    text = template.read_text(encoding="utf-8") if template.is_file() else _setting(folder, "chat_template")
+    tokenizer = folder / "tokenizer.json"
+    return {
+        "name": renderer.name,
+        "template": _hash(json.dumps(text).encode()) if text else "",
+        "tokenizer": _hash(tokenizer.read_bytes()) if tokenizer.is_file() else "",
+    }
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def scribe_for(renderer: AnyRenderer) -> Scribe:
     """What lays requests onto the graph with this renderer."""
     if isinstance(renderer, PackagedRenderer):
@@ -49,7 +67,7 @@ def _for_path(path: str) -> AnyRenderer:
     if folder.is_dir() and not file.is_file():
         raise ModelError("there is no tokenizer.json", where=path, hint="give a folder with a fast tokenizer")
     if file.is_file():
-        named = _named(folder / "tokenizer_config.json")
+        named = _setting(folder, "inspan_renderer")
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises plain Exception
@@ -96,10 +114,11 @@ def _has_chatml(tokenizer: Tokenizer) -> bool:
     return all(tokenizer.token_to_id(text) is not None for text in ("<|im_start|>", "<|im_end|>"))
 
 
-def _named(config: Path) -> str:
+def _setting(folder: Path, name: str) -> Any:
+    config = folder / "tokenizer_config.json"
     if not config.is_file():
         return ""
     try:
-        return json.loads(config.read_text(encoding="utf-8")).get("inspan_renderer", "")
+        return json.loads(config.read_text(encoding="utf-8")).get(name, "")
     except (ValueError, AttributeError) as error:
         raise ModelError(f"tokenizer_config.json cannot be read: {error}", where=str(config)) from error

@@ -23,7 +23,8 @@ REMEMBERED: Final = 16  # answers of a session
 class Ask:
     """What a request says beside its body: the tool call that it is made for, and whether it repeats another.
 
-    `body` tells bodies apart; `role` is the one that the path names, whatever the model's name.
+    `body` tells bodies apart; `role` is the one that the path names, whatever the model's name; `client` is its
+    user-agent header.
     """
 
     body: str
@@ -31,6 +32,7 @@ class Ask:
     role: str | None = None
     retry: bool = False
     idempotency_key: str | None = None
+    client: str = ""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class Replies:
     """The last answers of one session, and those to come."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[object, tuple[object, asyncio.Future[Reply]]] = OrderedDict()
+        self._entries: OrderedDict[object, tuple[object, asyncio.Future[Reply] | Reply]] = OrderedDict()
 
     async def shared(self, ask: Ask) -> Reply | None:
         """The answer of the request that this one repeats, waiting for it if need be; None: serve it afresh.
@@ -56,6 +58,8 @@ class Replies:
             return None
         if body != ask.body:
             raise RequestError("was used before with another body", param="Idempotency-Key")
+        if isinstance(future, Reply):
+            return future
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -66,10 +70,8 @@ class Replies:
 
     def remember(self, name: str, reply: Reply) -> None:
         """Take in the answer of a request before the gateway was started again; `name` is its `Ask.name`."""
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_result(reply)
         body, _, key = name.partition(" ")
-        self._entries[_key(Ask(body, idempotency_key=key or None))] = (body, future)
+        self._entries[_key(Ask(body, idempotency_key=key or None))] = (body, reply)
         if len(self._entries) > REMEMBERED:
             self._entries.popitem(last=False)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from inspan.config.objects import load_object
 from inspan.errors import RecipeError
 from inspan.harness.command import run as outside
 
-_TOOLS = 'TOOLS = [{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}]'
 COMMAND = "command"
 BUILT_IN = {
     "swarm": "inspan.harness.swarm",
@@ -34,19 +32,13 @@ _ROOM = "inspan.harness."
 
 @dataclass(frozen=True, slots=True)
 class LoadedHarness:
-    """A harness ready to run. `version` is a hash of the source that it came from.
-
-    `system_prompt` and `tools` (OpenAI function schemas, beside those of the environment) are what its module declares
-    as `SYSTEM` and `TOOLS`.
-    """
+    """A harness ready to run. `version` is a hash of the source that it came from."""
 
     name: str
     run: Callable[..., Any]  # (task, ctx) -> str, or an awaitable of it
     on_loop: bool
     version: str
     socket: bool = True  # whether it reaches the gateway over a socket, not in-process
-    system_prompt: str = ""
-    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def load_harness(
@@ -65,7 +57,7 @@ def load_harness(
     if isinstance(spec, str) and spec in BUILT_IN:
         module = importlib.import_module(BUILT_IN[spec])
         run = module.run
-        return LoadedHarness(spec, run, True, _version(run), False, module.SYSTEM, _tools(module, spec))
+        return LoadedHarness(spec, run, True, _version(run), False)
     found = load_object(spec, python_path, what="harness") if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else _name(found)
     if inspect.isclass(found):
@@ -74,23 +66,7 @@ def load_harness(
     if not callable(run):
         raise RecipeError(f"harness {name!r} is a {type(found).__name__}, not a function run(task, ctx)")
     _check_signature(run, name)
-    module = sys.modules.get(getattr(run, "__module__", ""))
-    declared = getattr(module, "SYSTEM", "")
-    system = declared if isinstance(declared, str) else ""
-    return LoadedHarness(name, run, False, _version(run), True, system, _tools(module, name))
-
-
-def _tools(module: object, name: str) -> tuple[Mapping[str, Any], ...]:
-    """The tool schemas that a harness's module declares."""
-    declared = getattr(module, "TOOLS", ())
-    try:
-        tools = tuple(declared)
-        json.dumps(tools)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"TOOLS of harness {name!r} is no list of JSON schemas: {error}", hint=_TOOLS) from None
-    if not all(isinstance(tool, dict) for tool in tools):
-        raise RecipeError(f"TOOLS of harness {name!r} is no list of JSON schemas", hint=_TOOLS)
-    return tools
+    return LoadedHarness(name, run, False, _version(run))
 
 
 def _check_signature(run: Callable[..., Any], name: str) -> None:

@@ -23,6 +23,7 @@ from inspan.errors import InfrastructureError, LimitExceeded
 from inspan.gateway.base import Grant, Limits, Role, Trace
 from inspan.gateway.transport import IN_PROCESS_URL, in_process_client, serve
 from inspan.harness.base import Context, Endpoint, Toolbox
+from inspan.parity.watch import Watch
 from inspan.rollout.load import LoadedHarness
 from inspan.rollout.threads import Call, Threads
 from inspan.tasks.base import Task
@@ -81,8 +82,9 @@ class GatewayDoor(Protocol):
         seed: int,
         sampling: SamplingParams,
         default_role: str,
+        watch: Watch | None = None,
     ) -> Grant:
-        """Let a rollout in."""
+        """Let a rollout in; `watch` looks at what it shows the model."""
         ...
 
     def seal(self, rollout: str) -> Trace:
@@ -94,6 +96,8 @@ class GatewayDoor(Protocol):
 class Runner:
     """All that the rollouts of a run share. `roles` and `limits` may be replaced between rollouts (stages).
 
+    Raises `ParityError` when `watch` refuses what the harness shows the model.
+
     The first role is the one of the root session. `timer(seconds)` returns when the time is over.
     """
 
@@ -103,7 +107,7 @@ class Runner:
     limits: Limits
     sampling: SamplingParams
     timeout_s: float
-    fingerprint: str = ""
+    watch: Watch | None = None  # looks at what the harness shows the model
     make_tools: MakeTools | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Rollout], None] | None = None  # looks at every rollout that ran
@@ -132,6 +136,7 @@ class Runner:
                 seed=job.seed,
                 sampling=self.sampling,
                 default_role=self.roles[0].name,
+                watch=self.watch,
             )
         except InfrastructureError as error:
             return self.lost(job, error)
@@ -144,6 +149,8 @@ class Runner:
             self.gateway.seal(job.id)
             raise
         trace = self.gateway.seal(job.id)
+        if self.watch is not None:
+            self.watch.demand()
         terminal, error = classify(ending, trace)
         self._tell(job, terminal, error)
         rollout = Rollout(
@@ -177,6 +184,11 @@ class Runner:
         self.failures[terminal] += 1
         if self.failures[terminal] == 1:
             log.warning("%s on rollout %s: %s; further ones are counted only", what, job.id, error)
+
+    @property
+    def fingerprint(self) -> str:
+        """The id of the fingerprint as it is now, "" when nobody watches."""
+        return self.watch.id if self.watch is not None else ""
 
     def lost(self, job: RolloutJob, error: BaseException) -> Rollout:
         """The rollout of a job that never came to run."""

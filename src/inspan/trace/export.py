@@ -1,7 +1,7 @@
 """Traces and training data as JSONL or Parquet. Contract: rows are plain; a file appears complete or not at all.
 
 `trace_rows` gives one row a message: who said what, which tokens it added, what was sampled at which version.
-`training_rows` gives one row a chain: ids, mask, log-probs, versions and the rollout's reward, as a learner takes them.
+`training_rows` gives one row a chain: ids, mask, log-probs, versions, advantages, reward, as a learner takes them.
 Sampled ids are exported as they were sampled; nothing is tokenised here.
 """
 
@@ -11,16 +11,19 @@ import importlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from inspan.errors import InputError, StoreError
+from inspan.trace.atif import atif_documents
 from inspan.trace.chains import trained_chains
+from inspan.trace.otel import otlp_requests
 from inspan.trace.records import Rollout, Scored
 from inspan.trace.store import TraceStore
+from inspan.trace.store_rows import Credit
 
-_BATCH = 256
+_BATCH, _BATCH_VALUES = 256, 1_000_000  # most rows of a batch, and most values of their lists
 
 TRACE_TYPES: dict[str, str] = {
     "rollout": "string",
@@ -56,18 +59,26 @@ TRAINING_TYPES: dict[str, str] = {
     "member": "int64",
     "task": "string",
     "terminal": "string",
+    "attempt": "int64",
+    "fingerprint": "string",
     "reward": "float64",
     "terms": "string",
+    "update": "int64",
     "session": "string",
     "agent": "string",
     "policy": "string",
+    "chain": "int64",
     "tokens": "list<int64>",
     "mask": "list<bool>",
     "logprobs": "list<float64>",
     "versions": "list<int64>",
     "turns": "list<int64>",
+    "advantages": "list<float64>",
+    "weights": "list<float64>",
 }
-"""Columns of `training_rows`: `mask` marks trained tokens; `terms` is JSON; `reward` is null when unscored."""
+"""Columns of `training_rows`: `mask` marks tokens that may be trained, each under it once; `terms` is JSON; `reward` is
+null when unscored, `update` when the rollout was not in one. `chain` is the id of the last node. `advantages` and
+`weights` are what the update learned with, null for a chain that it left out (a group without differences, say)."""
 
 
 def trace_rows(rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
@@ -100,21 +111,36 @@ def trace_rows(rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
             }
 
 
-def training_rows(scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
+class Learned(NamedTuple):
+    """A scored rollout with what became of it: the update that it was in, and the credits of its chains by leaf."""
+
+    scored: Scored
+    update: int | None = None
+    credits: Mapping[int, Credit] = MappingProxyType({})
+
+
+def training_rows(learned: Iterable[Learned]) -> Iterator[dict[str, Any]]:
     """One row a chain that trains at least one token; a rollout that is not trainable has none."""
-    for one in scored:
+    for one, update, credits in learned:
         for chain in trained_chains(one.rollout):
+            credit = credits.get(chain.nodes[-1])
             yield _head(one.rollout) | {
+                "attempt": one.rollout.attempt,
+                "fingerprint": one.rollout.fingerprint,
                 "reward": one.reward,
                 "terms": json.dumps(one.terms),
+                "update": update,
                 "session": chain.session,
                 "agent": chain.agent,
                 "policy": chain.policy,
+                "chain": chain.nodes[-1],
                 "tokens": list(chain.tokens),
                 "mask": list(chain.trained),
                 "logprobs": list(chain.logprobs),
                 "versions": list(chain.versions),
                 "turns": list(chain.turns),
+                "advantages": None if credit is None else credit.advantages,
+                "weights": None if credit is None else credit.weights,
             }
 
 
@@ -125,12 +151,12 @@ def stored_rollouts(store: TraceStore) -> Iterator[Rollout]:
             yield store.load_rollout(row.id)
 
 
-def stored_scored(store: TraceStore) -> Iterator[Scored]:
-    """The scored rollouts of a store, in the order of dispatch."""
+def stored_learned(store: TraceStore) -> Iterator[Learned]:
+    """The scored rollouts of a store with what became of them, in the order of dispatch."""
     for row in store.rollouts():
         scored = store.load_scored(row.id) if row.scored else None
         if scored is not None:
-            yield scored
+            yield Learned(scored, row.trained, store.load_credits(row.id))
 
 
 def export_traces(store: TraceStore, path: str | Path) -> int:
@@ -140,7 +166,17 @@ def export_traces(store: TraceStore, path: str | Path) -> int:
 
 def export_training(store: TraceStore, path: str | Path) -> int:
     """Write all scored rollouts' chains to a `.jsonl` or `.parquet` file; returns the number of rows."""
-    return write_rows(training_rows(stored_scored(store)), path, TRAINING_TYPES)
+    return write_rows(training_rows(stored_learned(store)), path, TRAINING_TYPES)
+
+
+def export_atif(store: TraceStore, path: str | Path) -> int:
+    """Write all finished rollouts as ATIF, a document a line; returns their number."""
+    return _write_lines(atif_documents(stored_rollouts(store)), path)
+
+
+def export_spans(store: TraceStore, path: str | Path, *, content: bool = False) -> int:
+    """Write all finished rollouts' spans as OTLP JSON, a request a line; returns the number of rollouts."""
+    return _write_lines(otlp_requests(stored_rollouts(store), content=content), path)
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
@@ -154,12 +190,16 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mappi
 
 def write_jsonl(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Mapping[str, str]) -> int:
     """Write rows as JSON lines. StoreError when the file cannot be written."""
+    return _write_lines(({name: row[name] for name in types} for row in rows), path)
+
+
+def _write_lines(rows: Iterable[Mapping[str, Any]], path: str | Path) -> int:
     count = 0
     part = _part(path)
     try:
         with part.open("w", encoding="utf-8") as file:
             for row in rows:
-                file.write(json.dumps({name: row[name] for name in types}) + "\n")
+                file.write(json.dumps(row) + "\n")
                 count += 1
             _flush(file)
         part.replace(path)
@@ -176,12 +216,11 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Ma
     schema = arrow.schema([(name, _arrow_type(arrow, kind)) for name, kind in types.items()])
     count = 0
     part = _part(path)
-    source = iter(rows)
     try:
         with part.open("wb") as file:
             with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-                while batch := list(islice(source, _BATCH)):
-                    writer.write_table(arrow.Table.from_pylist([dict(row) for row in batch], schema=schema))
+                for batch in batches(rows):
+                    writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
                     count += len(batch)
             _flush(file)
         part.replace(path)
@@ -190,6 +229,21 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: str | Path, types: Ma
     finally:
         part.unlink(missing_ok=True)
     return count
+
+
+def batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Rows in batches that are bounded by what they hold, so that long chains take no more memory than short ones."""
+    batch: list[dict[str, Any]] = []
+    values = 0
+    for row in rows:
+        size = sum(len(value) for value in row.values() if isinstance(value, list))
+        if batch and (len(batch) == _BATCH or values + size > _BATCH_VALUES):
+            yield batch
+            batch, values = [], 0
+        batch.append(dict(row))
+        values += size
+    if batch:
+        yield batch
 
 
 def _head(rollout: Rollout) -> dict[str, Any]:

@@ -97,6 +97,8 @@ class Call:
     completion_tokens: int = 0
     ok: bool = True
     error: str | None = None
+    started: float = field(default=0.0, compare=False)  # Unix time in seconds; 0.0 where it was not recorded
+    ended: float = field(default=0.0, compare=False)
     ask: str = field(
         default="", compare=False
     )  # names the request: a marked retry gets its answer, after a restart too

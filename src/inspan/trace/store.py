@@ -22,11 +22,25 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from inspan.errors import StoreError
-from inspan.trace.records import Call, Node, Rollout, Scored, Session, Terminal, ToolEvent
-from inspan.trace.store_rows import PUT_CALL, PUT_NODE, call_of, call_row, fields, is_record, node_of, node_row, to_json
+from inspan.trace.records import Call, ChainCredit, Node, Rollout, Scored, Session, Terminal, ToolEvent
+from inspan.trace.store_rows import (
+    PUT_CALL,
+    PUT_NODE,
+    Credit,
+    call_of,
+    call_row,
+    credit_rows,
+    credits_of,
+    fields,
+    is_record,
+    node_of,
+    node_row,
+    to_json,
+)
 
 SCHEMA_VERSION = 2
 _APPLICATION = 0x494E5350  # "INSP"
@@ -174,12 +188,20 @@ class TraceStore:
             for table in ("sessions", "nodes", "calls"):
                 db.execute(f"DELETE FROM {table} WHERE rollout = ?", (key,))
 
-    def save_scored(self, scored: Iterable[Scored]) -> None:
-        """Record rewards and terms of finished rollouts, all or nothing; scoring again replaces the score."""
+    def save_scored(
+        self, scored: Iterable[Scored], credits: Mapping[str, Sequence[ChainCredit]] = MappingProxyType({})
+    ) -> None:
+        """Record rewards and terms of finished rollouts, all or nothing; scoring again replaces the score.
+
+        `credits`: by rollout, the chains that are learned from, with their advantages and weights.
+        """
         with self._transaction() as db:
             for one in scored:
                 turns = {str(turn): value for turn, value in one.turn_rewards.items()}
-                text = to_json({"reward": one.reward, "terms": one.terms, "turn_rewards": turns})
+                told = {"reward": one.reward, "terms": one.terms, "turn_rewards": turns}
+                if one.rollout.id in credits:
+                    told["credits"] = credit_rows(credits[one.rollout.id])
+                text = to_json(told)
                 found = db.execute(
                     "UPDATE rollouts SET scored = ? WHERE id = ? AND terminal IS NOT NULL", (text, one.rollout.id)
                 )
@@ -284,6 +306,12 @@ class TraceStore:
         data = json.loads(text)
         turns = {int(turn): value for turn, value in data["turn_rewards"].items()}
         return Scored(self.load_rollout(rollout, task), data["reward"], data["terms"], turns)
+
+    def load_credits(self, rollout: str) -> dict[int, Credit]:
+        """What the chains of a rollout were trained with, by their leaf's node id; those that were not are left out."""
+        with self._reading() as db:
+            text = self._known(db, rollout)[2]
+            return credits_of(json.loads(text or "{}").get("credits", ()))
 
     def close(self) -> None:
         """Close the file; the log is folded into it. Closing twice is harmless."""

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import orjson
 
 from inspan.trace.packing import pack_floats, pack_tokens, pack_versions, unpack_floats, unpack_tokens, unpack_versions
-from inspan.trace.records import Call, Node, ToolCall
+from inspan.trace.records import Call, ChainCredit, Node, ToolCall
+
+
+class Credit(NamedTuple):
+    """What a chain was trained with: a value a token."""
+
+    advantages: list[float]
+    weights: list[float]
+
 
 PUT_NODE = "INSERT INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?)"
 PUT_CALL = "INSERT INTO calls VALUES (?,?,?)"
@@ -52,6 +62,24 @@ def call_of(text: str) -> Call:
     data = json.loads(text)
     data["tool_calls"] = tuple(ToolCall(**call) for call in data["tool_calls"])
     return Call(**data)
+
+
+def credit_rows(credits: Iterable[ChainCredit]) -> list[list[Any]]:
+    """The credits of a rollout's chains as JSON: each chain's leaf, and its (length, advantage, weight) runs."""
+    rows = []
+    for credit in credits:
+        pairs = groupby(zip(credit.advantages, credit.weights, strict=True))
+        rows.append([credit.chain.nodes[-1], [[sum(1 for _ in run), *pair] for pair, run in pairs]])
+    return rows
+
+
+def credits_of(rows: Iterable[Sequence[Any]]) -> dict[int, Credit]:
+    """Advantages and weights by leaf, a value a token, from `credit_rows`."""
+    out = {}
+    for leaf, runs in rows:
+        advantages = [advantage for length, advantage, _ in runs for _ in range(length)]
+        out[leaf] = Credit(advantages, [weight for length, _, weight in runs for _ in range(length)])
+    return out
 
 
 def fields(record: Any) -> dict[str, Any]:

@@ -40,11 +40,6 @@ class Environment:
     corpora: dict[str, Retriever] = field(default_factory=dict)  # likewise
     search: Search = field(default_factory=Search)
 
-    def schemas(self) -> list[dict[str, Any]]:
-        """The schemas of the tools that rollouts get; empty when the task set brings neither library nor corpus."""
-        tools = self.make_tools(self.train[0], 0, lambda event: None)
-        return tools.schemas if tools else []
-
     def make_tools(self, task: Task, seed: int, record: Callable[[ToolEvent], None]) -> Toolbox | None:
         """The tools of one rollout; None when the task set brings neither library nor corpus."""
         name, faults = str(task.meta.get("library", "")), Faults(self.fail_rate, seed)

@@ -10,10 +10,12 @@ from typing import Any
 
 from inspan.config import Arm, Recipe
 from inspan.engine.base import WeightsRef
-from inspan.errors import InputError, RecipeError
+from inspan.errors import InputError, ParityError, RecipeError
 from inspan.gateway.base import Role
 from inspan.learner.checkpoint import latest
 from inspan.learner.store import read_weights
+from inspan.parity.fingerprint import read
+from inspan.parity.watch import Drift, Guard, Watch
 from inspan.progress import Progress
 from inspan.rewards.metrics import summarise
 from inspan.rollout.dispatcher import next_life, run_tasks
@@ -21,7 +23,6 @@ from inspan.rollout.executor import LocalExecutor
 from inspan.stopping import run_until_stopped
 from inspan.tasks.base import Task
 from inspan.trace.records import Rollout
-from inspan.train import parity
 from inspan.train.environment import HELD_OUT, make_environment
 from inspan.train.setup import FROZEN, POLICY, Stack, build_stack, roles_at
 
@@ -32,12 +33,20 @@ ARM_KEYS = (
 )  # fmt: skip
 
 
-async def run_arm(stack: Stack, name: str, arm: Arm, tasks: Sequence[Task]) -> list[Rollout]:
-    """All rollouts of an arm: each task `eval.seeds` times, `rollout.concurrency` at once."""
+async def run_arm(
+    stack: Stack, name: str, arm: Arm, tasks: Sequence[Task], watch: Watch | None = None
+) -> list[Rollout]:
+    """All rollouts of an arm: each task `eval.seeds` times, `rollout.concurrency` at once. Those in the recipe's own
+    harness are shown to `watch`."""
     recipe = stack.recipe
     await stack.ensure(arm.policy)
     spec = arm.harness or recipe.harness
-    runner = stack.runner(spec, _arm_roles(recipe, spec, arm.policy), temperature=recipe.eval.temperature)
+    runner = stack.runner(
+        spec,
+        _arm_roles(recipe, spec, arm.policy),
+        temperature=recipe.eval.temperature,
+        watch=watch if spec == recipe.harness else None,
+    )
     home = LocalExecutor(runner)
     try:
         groups = await run_tasks(
@@ -70,7 +79,7 @@ def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
 
 
 async def evaluate_arms(
-    stack: Stack, arms: dict[str, Arm], progress: Progress
+    stack: Stack, arms: dict[str, Arm], progress: Progress, watch: Watch | None = None
 ) -> tuple[dict[str, Any], dict[str, list[Rollout]]]:
     """The tables of a summary (`arms`, `by_kind`, `by_split`), and the rollouts of each arm on the held-out split."""
     recipe = stack.recipe
@@ -79,7 +88,7 @@ async def evaluate_arms(
     for split, tasks in _chosen(stack).items():
         for name, arm in arms.items():
             progress.phase(f"evaluating {name.replace('_', ' ')} on {split.replace('_', ' ')}")
-            rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks])
+            rollouts = await run_arm(stack, f"{name}-{split}", arm, tasks[: recipe.eval.tasks], watch)
             row = table_row(rollouts, recipe.limits.width)
             if split != HELD_OUT:
                 tables["by_split"].setdefault(split, {})[name] = row
@@ -119,7 +128,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate the arms of a recipe; with `run`, on the weights of its newest checkpoint. Returns a summary.
 
-    A harness other than the run's is refused (`InputError`) unless `allow_drift`.
+    What the run's training did not show the model raises `ParityError`; with `allow_drift` the summary tells it.
 
     With `verify` every invariant that can be checked is checked on the way: a breach raises `InvariantBroken`.
     """
@@ -137,29 +146,38 @@ async def _evaluate(
 ) -> dict[str, Any]:
     stack = build_stack(recipe, make_environment(recipe), None, verify=verify)
     try:
+        watch = None
         if run is not None:
             await load_final(stack, run)
-        kept = None if run is None or allow_drift else parity.load(run)
-        if kept is not None:
-            kept.check(stack.fingerprint(stack.harness(recipe.harness)), what="this evaluation")
+            watch = watch_over(run, stack.setting(recipe.harness), allow_drift=allow_drift)
         arms = dict(recipe.eval.arms)
         if run is None:
             arms = {name: arm for name, arm in arms.items() if arm.policy != POLICY or arm.harness} or {
                 "warm_start": Arm(policy=FROZEN)
             }
-        tables, rollouts = await evaluate_arms(stack, arms, progress)
-        for name, found in rollouts.items():
-            own = kept is not None and not arms[name].harness
-            drift = next((one for one in map(kept.drift_of, found) if one), None) if own and kept else None
-            if drift:
-                raise parity.drifted(drift)
+        tables, _ = await evaluate_arms(stack, arms, progress, watch)
         summary = {"recipe": recipe.name, "seed": recipe.seed, **tables}
+        if watch is not None:
+            summary["fingerprint"] = watch.id
+        if isinstance(watch, Drift):
+            summary["drift"] = watch.differences
         if stack.verifier:
             stack.verifier.demand()
             summary["verified"] = stack.verifier.report()
         return summary
     finally:
         await stack.close()
+
+
+def watch_over(run: Path, setting: Mapping[str, Any], *, allow_drift: bool) -> Guard | Drift:
+    """What holds a setting to the fingerprint of a run, or tells how it differs. Raises `ParityError`."""
+    try:
+        trained = read(run)
+    except ParityError:
+        if not allow_drift:
+            raise
+        trained = None
+    return Guard(trained, setting) if trained is not None and not allow_drift else Drift(trained, setting)
 
 
 def final_weights(run: Path) -> Path:

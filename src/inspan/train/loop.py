@@ -31,6 +31,8 @@ from inspan.learner.losses import make_objective
 from inspan.learner.model import Lora, load_model, published_tensors
 from inspan.learner.optim import OptimSettings
 from inspan.learner.store import read_weights
+from inspan.parity.fingerprint import Fingerprint
+from inspan.parity.watch import Learning, save_fingerprint
 from inspan.progress import Progress
 from inspan.rewards.detectors import detect, observe
 from inspan.rewards.reward_set import RewardSet
@@ -40,9 +42,8 @@ from inspan.stopping import finished, run_until_stopped
 from inspan.tasks.base import Task
 from inspan.tasks.sampler import Sampler, make_sampler, thin_negatives
 from inspan.trace.delivery import Delivery, delivery, given_up, leave_out, total
-from inspan.trace.records import Scored
+from inspan.trace.records import ChainCredit, Scored
 from inspan.trace.store import TraceStore
-from inspan.train import parity
 from inspan.train.environment import make_environment
 from inspan.train.evaluate import evaluate_arms, held_out_figures, per_task, write_json
 from inspan.train.figures import rollout_success, trajectory, update_figures
@@ -96,7 +97,7 @@ class Trainer:
     rewards: RewardSet = field(init=False)
     sampler: Sampler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
-    kept: parity.Kept = field(init=False)
+    shown: Learning = field(init=False)  # what the harness shows the model: the run's fingerprint
     _draws: random.Random = field(init=False)
     _began: float = field(init=False)
     _saved: int = -1
@@ -111,9 +112,8 @@ class Trainer:
         phases = {"phases": recipe.tasks.phases} if recipe.tasks.phases else {}
         self.sampler = make_sampler(recipe.tasks.sampler, self.stack.environment.train, draws, **phases)
         self._draws = random.Random(f"draws {recipe.seed}")
-        runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0))
-        before = parity.load(self.out)
-        self.kept = parity.Kept(self.stack.fingerprint(runner.harness), before.seen if before else None)
+        self.shown = Learning(Fingerprint(self.stack.setting(recipe.harness)))
+        runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0), watch=self.shown)
         self.dispatcher = Dispatcher(
             LocalExecutor(runner),
             self._next_task,
@@ -205,9 +205,7 @@ class Trainer:
         metrics["behaviour"] = observe(scored, batch.credits, entropy=learnt.get("entropy"), **kinds)
         self.window.append(metrics["behaviour"])
         metrics["findings"] = [finding.name for finding in detect(self.window)]
-        self._finish(groups, scored, metrics)
-        for one in (one for group in scored for one in group):
-            self.kept.observe(one.rollout)
+        self._finish(groups, scored, batch)
         self._whole = True
 
     def _deliver(self, scored: Sequence[Sequence[Scored]]) -> Delivery:
@@ -261,11 +259,11 @@ class Trainer:
             "group_staleness": meter["staleness_mean"],
         }
 
-    def _finish(self, groups: Sequence[Group], scored: Sequence[Sequence[Scored]], metrics: dict[str, Any]) -> None:
+    def _finish(self, groups: Sequence[Group], scored: Sequence[Sequence[Scored]], batch: BatchCredit) -> None:
         """Enter the update into the records: from here on it is done."""
         ids = [one.rollout.id for group in scored for one in group if one.reward is not None]
         if self.stack.store is not None:
-            self.stack.store.save_scored(one for group in scored for one in group)
+            self.stack.store.save_scored((one for group in scored for one in group), _by_rollout(scored, batch))
             self.stack.store.mark_trained(ids, self.step)
         for group, members in zip(groups, scored, strict=True):
             found = [rollout_success(one.rollout) for one in members if one.reward is not None]
@@ -311,8 +309,9 @@ class Trainer:
             "sampler": self.sampler.state(),
             "draws": [self._draws.getstate()[0], list(self._draws.getstate()[1]), self._draws.getstate()[2]],
             "dispatcher": self.dispatcher.state(),
+            "fingerprint": self.shown.state(),
         }
-        self.kept.save(self.out)
+        save_fingerprint(self.shown, self.out)
         save_checkpoint(self.out / "checkpoints", self.learner, state, step=self.step)
         self._saved = self.step
 
@@ -333,6 +332,8 @@ class Trainer:
         version, internal, gauss = state["draws"]
         self._draws.setstate((version, tuple(internal), gauss))
         self.dispatcher.restore(state["dispatcher"])
+        for difference in self.shown.restore(state["fingerprint"]):
+            _log.warning("the run goes on in another harness: %s", difference)
         self._forget_after(self.step)
         if self.step:
             await self.stack.engine.load(POLICY, self.learner.weights())
@@ -372,11 +373,11 @@ class Trainer:
             "recipe": self.recipe.name,
             "seed": self.recipe.seed,
             "updates": self.step,
-            "fingerprint": self.kept.static.hash,
             "wall_s": round(self.wall_s + time.monotonic() - self._began, 1),
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             **tables,
             "findings": [asdict(finding) for finding in detect(self.window)],
+            "fingerprint": self.shown.id,
         }
         if self.stack.verifier:
             summary["verified"] = self.stack.verifier.report()
@@ -398,6 +399,15 @@ class Trainer:
             shutil.rmtree(path)
         self.learner.save_weights(self.out / "weights", self.step)
         return path
+
+
+def _by_rollout(scored: Sequence[Sequence[Scored]], batch: BatchCredit) -> dict[str, list[ChainCredit]]:
+    """The credits of a batch by the ids of its rollouts."""
+    ids = [one.rollout.id for group in scored for one in group]
+    found: dict[str, list[ChainCredit]] = {}
+    for credit in batch.credits:
+        found.setdefault(ids[credit.rollout], []).append(credit)
+    return found
 
 
 def _without_left(one: Scored) -> Scored:

@@ -19,9 +19,8 @@ from inspan.gateway.pace import Pace
 from inspan.gateway.transport import is_loopback, serve
 from inspan.stopping import run_until_stopped
 from inspan.trace.store import TraceStore
-from inspan.train import parity
 from inspan.train.environment import Environment
-from inspan.train.evaluate import load_final
+from inspan.train.evaluate import load_final, watch_over
 from inspan.train.setup import Stack, build_stack, roles_at
 
 KEY_FILE, KEY_VARIABLE, LEAST_KEY = "admin.key", "INSPAN_ADMIN_KEY", 16
@@ -39,11 +38,10 @@ def serve_gateway(
 ) -> None:
     """Serve until a signal comes, which raises KeyboardInterrupt; `tell` gets a line for the user.
 
-    A run's policy is served to the harness that it was trained in, unless `allow_drift`.
+    Requests that show the weights of a run something that its training did not are refused, unless `allow_drift`.
     """
     key = admin_key(out, host)
-    kept = None if run is None or allow_drift else parity.load(run)
-    run_until_stopped(_serve(recipe, out, run, host, port, key, tell, kept))
+    run_until_stopped(_serve(recipe, out, run, host, port, key, tell, allow_drift))
 
 
 async def _serve(
@@ -54,14 +52,14 @@ async def _serve(
     port: int,
     key: str,
     tell: Callable[[str], None],
-    kept: parity.Kept | None,
+    allow_drift: bool,
 ) -> None:
     store = TraceStore(out / "trace.sqlite")
-    check = parity.gatekeeper(kept) if kept else None
-    stack = build_stack(recipe, Environment([], {}), store, durable=True, parity=check)
+    stack = build_stack(recipe, Environment([], {}), store, durable=True)
     try:
         if run is not None:
             await load_final(stack, run)
+            stack.gateway.watch = watch_over(run, stack.served(), allow_drift=allow_drift)
         for role in roles_at(recipe.agents, 1.0):
             await stack.ensure(role.policy)
         admin = Admin(stack.gateway, store, key, _defaults(stack))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from inspan.engine.witness import WitnessEngine
 from inspan.errors import ModelError, RecipeError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
-from inspan.gateway.renderers import renderer_for
-from inspan.rollout.fingerprint import Fingerprint, fingerprint
+from inspan.gateway.renderers import described, renderer_for
+from inspan.parity.watch import Watch
 from inspan.rollout.load import LoadedHarness, load_harness
 from inspan.rollout.run import Runner
-from inspan.trace.records import Message
 from inspan.trace.store import TraceStore
 from inspan.train.environment import Environment
 from inspan.train.models import model_directory
@@ -42,7 +41,7 @@ class Stack:
     directory: Path  # the model's
     engine: TorchEngine
     gateway: Gateway
-    renderer: str
+    renderer: Mapping[str, str]
     store: TraceStore | None
     verifier: Verifier | None = None
     _loaded: dict[str, LoadedHarness] = field(default_factory=dict)
@@ -58,22 +57,31 @@ class Stack:
         limits = self.recipe.limits
         return Limits(limits.critical_steps, limits.tokens or None, limits.calls, limits.width)
 
-    def fingerprint(self, harness: LoadedHarness) -> Fingerprint:
-        """What must be equal for two results to be comparable: all that the model is shown, and its budget."""
-        limits = self.recipe.limits
-        return fingerprint(
-            harness=harness.name,
-            version=harness.version,
-            renderer=self.renderer,
-            limits={
-                **{"critical_steps": limits.critical_steps, "tokens": limits.tokens, "width": limits.width},
-                **(self.search().model_dump() if harness.name == "search" else {}),
-            },
-            system_prompt=str(self.recipe.options.get("system", harness.system_prompt)),
-            tools=[*self.environment.schemas(), *harness.tools],
-        )
+    def setting(self, spec: str) -> dict[str, Any]:
+        """What of a fingerprint is known before anything runs in a harness."""
+        harness, served = self.harness(spec), self.served()
+        if harness.name == "search":  # its budget is the harness's own
+            served["limits"] |= self.search().model_dump()
+        return {"harness": harness.name, "version": harness.version, **served}
 
-    def runner(self, spec: str, roles: list[Role], *, temperature: float | None = None) -> Runner:
+    def served(self) -> dict[str, Any]:
+        """What of a fingerprint does not depend on the harness."""
+        limits, sampling = self.recipe.limits, self.recipe.sampling
+        return {
+            "renderer": self.renderer,
+            "limits": {
+                "critical_steps": limits.critical_steps,
+                "calls": limits.calls,
+                "tokens": limits.tokens,
+                "width": limits.width,
+                "context": self.engine.context_length,
+                "max_tokens": sampling.max_tokens,
+            },
+        }
+
+    def runner(
+        self, spec: str, roles: list[Role], *, temperature: float | None = None, watch: Watch | None = None
+    ) -> Runner:
         """A runner of rollouts in a harness; `roles[0]` speaks for the root session."""
         sampling = self.recipe.sampling
         harness = self.harness(spec)
@@ -88,7 +96,7 @@ class Stack:
                 top_p=sampling.top_p,
             ),
             timeout_s=self.recipe.limits.timeout_s,
-            fingerprint=self.fingerprint(harness).hash,
+            watch=watch,
             make_tools=self.environment.make_tools,
             options=self._options(),
             check=self.verifier.rollout if self.verifier else None,
@@ -127,18 +135,11 @@ class Stack:
 
 
 def build_stack(
-    recipe: Recipe,
-    environment: Environment,
-    store: TraceStore | None,
-    *,
-    verify: bool = False,
-    durable: bool = False,
-    parity: Callable[[str, Message], None] | None = None,
+    recipe: Recipe, environment: Environment, store: TraceStore | None, *, verify: bool = False, durable: bool = False
 ) -> Stack:
     """Load the model and open the gateway, with witnesses around it to `verify`. Raises ModelError or RecipeError.
 
-    A `durable` gateway keeps its grants in the store, and goes on with them after a restart; `parity` may refuse a
-    conversation by its role and first message.
+    A `durable` gateway keeps its grants in the store, and goes on with them after a restart.
     """
     directory = model_directory(recipe.model)
     engine = TorchEngine(
@@ -153,11 +154,11 @@ def build_stack(
     renderer = renderer_for(directory)
     outside = {agent.policy: _outside_chat(agent) for agent in recipe.agents.values() if agent.base_url}
     witness = WitnessEngine(engine) if verify else None
-    gateway = Gateway(witness or engine, renderer, store=store, outside=outside, durable=durable, parity=parity)
+    gateway = Gateway(witness or engine, renderer, store=store, outside=outside, durable=durable)
     verifier = Verifier(witness) if witness else None
     if verifier and store:
         gateway.app = AnswerWitness(gateway, store, verifier)
-    return Stack(recipe, environment, directory, engine, gateway, renderer.name, store, verifier)
+    return Stack(recipe, environment, directory, engine, gateway, described(renderer, directory), store, verifier)
 
 
 def _check_context(recipe: Recipe, engine: TorchEngine) -> None:

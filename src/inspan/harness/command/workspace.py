@@ -9,17 +9,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inspan.errors import TaskError
 from inspan.tasks.base import Task
 
+_log = logging.getLogger("inspan.harness")
 LARGEST_TREE = 64 * 1024 * 1024  # bytes of a workspace that a diff looks at
 
 
@@ -116,8 +119,17 @@ class Workspace:
     def remove(self) -> None:
         """Remove it all, also what the program made read-only."""
 
-        def again(function: object, path: str, _: object) -> None:
-            os.chmod(os.path.dirname(path), stat.S_IRWXU)
-            function(path)  # type: ignore[operator]
+        def again(function: object, path: str, fault: object) -> None:
+            for one in (os.path.dirname(path), path):
+                if not os.path.islink(one):
+                    with suppress(OSError):
+                        os.chmod(one, stat.S_IRWXU)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    os.unlink(path)
 
         shutil.rmtree(self.place, onerror=again)
+        if self.place.exists():
+            _log.warning("%s cannot be removed", self.place)
