@@ -45,6 +45,7 @@ Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Pair = Annotated[tuple[Positive, Positive], Field(strict=False)]
+Phase = Annotated[tuple[Share, Positive, Positive], Field(strict=False)]
 
 
 class Section(BaseModel):
@@ -128,6 +129,11 @@ class Tasks(Section):
         description="How prompts are drawn: `uniform`, `failure` (in proportion to 1 - success [P]), `hops` (phases), "
         "`harder` (harder ones later [P]).",
     )
+    phases: list[Phase] = Field(
+        default=[],
+        description="Phases of the sampler `hops`: [until (share of the run), fewest hops, most hops], the last until "
+        "1.0; empty: two halves, the fewer hops first [P].",
+    )
     thin_negatives: Share = Field(default=1.0, description="Share of negative samples kept; < 1 thins them [P].")
     fail_rate: Share = Field(default=0.0, description="Share of tool executions that fail (timeouts, errors).")
 
@@ -142,6 +148,8 @@ class Tasks(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Tasks:
+        if self.phases and self.sampler != "hops":
+            raise PydanticCustomError("combo", '`phases` belong to sampler = "hops"')
         if self.use and self.path:
             raise PydanticCustomError(
                 "combo", "both `use` and `path` are given; remove one (`path` means your own tasks)"

@@ -108,9 +108,9 @@ class Trainer:
         self._began = time.monotonic()
         self.learner = make_learner(recipe, self.stack.directory)
         self.rewards = RewardSet.from_recipe(recipe.rewards, python_path=recipe.python_path)
-        self.sampler = make_sampler(
-            recipe.tasks.sampler, self.stack.environment.train, random.Random(f"tasks {recipe.seed}")
-        )
+        draws = random.Random(f"tasks {recipe.seed}")
+        phases = {"phases": recipe.tasks.phases} if recipe.tasks.phases else {}
+        self.sampler = make_sampler(recipe.tasks.sampler, self.stack.environment.train, draws, **phases)
         self._draws = random.Random(f"draws {recipe.seed}")
         self.shown = Learning(Fingerprint(self.stack.setting(recipe.harness)))
         runner = self.stack.runner(recipe.harness, roles_at(recipe.agents, 0.0), watch=self.shown)

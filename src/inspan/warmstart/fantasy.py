@@ -58,6 +58,48 @@ def fantasy_world(rng: random.Random, names: Sequence[str], *, countries: int = 
     return build(made, seed=rng.getrandbits(60), layouts=layouts, long_share=0.12)
 
 
+def chained_world(rng: random.Random, names: Sequence[str], *, countries: int = 30, cities: int = 60) -> World:
+    """A made-up world whose links make chains: a city leads to its country, and the country to one of its cities."""
+    taken: set[str] = set()
+    link, seat = ("country", "capital") if rng.random() < 0.5 else _single_words(rng, 2, ())
+    own = _single_words(rng, 4, (link, seat))
+    real = ["currency", "calling code", "area", "population"]
+    of_country = [word if rng.random() < 0.5 else made for word, made in zip(real, own, strict=True)]
+    of_city = ["population" if "population" in of_country else own[3], *_single_words(rng, 1, (link, seat, *own))]
+    makers = {a: rng.choice((_proper, _code, _digits)) for a in (*of_country, *of_city)}
+    homes = [_fresh(rng, names, taken) for _ in range(countries)]
+    towns = [(_fresh(rng, names, taken), homes[at % countries]) for at in range(cities)]
+    made: list[Entity] = []
+    for home in homes:
+        values = {a: makers[a](rng, names) for a in of_country}
+        values[seat] = rng.choice([town for town, where in towns if where == home])
+        made.append(Entity(home, "country", values, links=(seat,)))
+    for town, home in towns:
+        values = {link: home, **{a: makers[a](rng, names) for a in of_city}}
+        made.append(Entity(town, "city", values, links=(link,)))
+    layouts = (INFOBOX, PROSE) if rng.random() < 0.5 else LAYOUTS
+    return build(made, seed=rng.getrandbits(60), layouts=layouts)
+
+
+def _single_words(rng: random.Random, count: int, taken: Sequence[str]) -> list[str]:
+    """Attributes without "of", which would read as a further hop."""
+    made: list[str] = []
+    while len(made) < count:
+        word = " ".join(rng.sample(WORDS, rng.choice((1, 1, 2))))
+        if word not in made and word not in taken and word != "population":
+            made.append(word)
+    return made
+
+
+def _fresh(rng: random.Random, names: Sequence[str], taken: set[str]) -> str:
+    """A name that is not taken yet, sometimes near to one that is."""
+    while True:
+        name = _twin(rng, rng.choice(sorted(taken))) if rng.random() < 0.15 and taken else _name(rng, names)
+        if name not in taken and len(name) < 28:
+            taken.add(name)
+            return name
+
+
 def _attributes(rng: random.Random, count: int) -> list[str]:
     made: list[str] = []
     while len(made) < count:

@@ -10,6 +10,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,18 +20,19 @@ from tokenizers import Tokenizer
 
 from inspan.errors import InputError
 from inspan.gateway.render import ChatML
+from inspan.harness.search.tokens import counter
 from inspan.learner.checkpoint import latest, load_checkpoint, save_checkpoint
-from inspan.learner.model import prepare
+from inspan.learner.model import load_model, prepare
 from inspan.learner.optim import OptimSettings
-from inspan.learner.sft import Example, Phase, Trainer
+from inspan.learner.sft import Example, Phase, Source, Trainer
 from inspan.tasks.facts import atlas, questions
 from inspan.tasks.facts.world import INFOBOX, PROSE, build
-from inspan.warmstart import fantasy
-from inspan.warmstart.card import write_card
+from inspan.warmstart import fantasy, searches
+from inspan.warmstart.card import About, about_library, about_search, write_card
 from inspan.warmstart.demos import SUBAGENT_SYSTEM, Conversation, Expert, Habits
 from inspan.warmstart.recipe import PhaseSection, WarmstartRecipe, load
 from inspan.warmstart.source import Worlds, converse, render, source_of
-from inspan.warmstart.tokenizer import CONTROL, SCAFFOLD, save_tokenizer, train_tokenizer
+from inspan.warmstart.tokenizer import CONTROL, SCAFFOLD, add_scaffold, save_tokenizer, train_tokenizer
 
 SAMPLE_CONVERSATIONS = 3000
 HELD_OUT_ROWS = 24
@@ -52,13 +55,14 @@ def run(
     tokenizer = _tokenizer(recipe, folder)
     renderer = ChatML(tokenizer, compact=True)
     vocabulary = tokenizer.get_vocab_size()
-    model: Any = prepare(new_model(recipe, vocabulary))
-    phases = [_phase(recipe, section, renderer, vocabulary) for section in recipe.phases]
+    model: Any = prepare(grown_model(recipe.start, tokenizer) if recipe.start else new_model(recipe, vocabulary))
+    family = of_search(recipe, folder) if recipe.agent == "search" else of_library(recipe)
+    phases = [_phase(recipe, section, family, renderer, vocabulary) for section in recipe.phases]
     trainer = Trainer(model, phases, seed=recipe.seed, token_budget=MICRO_TOKENS)
     checkpoints = folder / "checkpoints"
     if (found := latest(checkpoints)) is not None:
         write(f"going on from step {load_checkpoint(found, trainer).step}")
-    held_out = held_out_rows(renderer)
+    held_out = family.held_out(renderer)
     for step, losses in _stepping(trainer):
         if step % SAY_EVERY == 0:
             name = recipe.phases[min(trainer.phase, len(recipe.phases) - 1)].name
@@ -70,7 +74,7 @@ def run(
     model.save_pretrained(target)
     save_tokenizer(tokenizer, target)
     command = " ".join([f"inspan warmstart recipes/base/{path.name}", *(f"--set {text}" for text in overrides)])
-    write_card(target, recipe, accuracies(model, held_out), spawn_rates(recipe), parameters(model), command)
+    write_card(target, recipe, family.about(), accuracies(model, held_out), parameters(model), command)
     return target
 
 
@@ -95,19 +99,81 @@ def _same_recipe(recipe: WarmstartRecipe, folder: Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What differs between the agents that are demonstrated: rows to train on, held-out rows, words for the card."""
+
+    source: Callable[[PhaseSection, ChatML, int, int], Source]  # phase, renderer, vocabulary, first id of copy rows
+    held_out: Callable[[ChatML], dict[str, list[Example]]]
+    about: Callable[[], About]
+
+
+def of_library(recipe: WarmstartRecipe) -> Family:
+    """The agents of a library: swarm and single."""
+
+    def source(phase: PhaseSection, renderer: ChatML, vocabulary: int, first: int) -> Source:
+        return source_of(recipe, phase, renderer, vocabulary, first=first)
+
+    return Family(source, held_out_rows, lambda: about_library(recipe, spawn_rates(recipe)))
+
+
+def of_search(recipe: WarmstartRecipe, folder: Path) -> Family:
+    """The search agent, which counts tokens by the model's tokenizer."""
+    count = counter(str(folder))
+
+    def source(phase: PhaseSection, renderer: ChatML, vocabulary: int, first: int) -> Source:
+        return searches.source_of(recipe, phase, renderer, vocabulary, first, count)
+
+    def held_out(renderer: ChatML) -> dict[str, list[Example]]:
+        return searches.held_out_rows(recipe, renderer, count, HELD_OUT_ROWS)
+
+    return Family(source, held_out, lambda: about_search(recipe))
+
+
 def _tokenizer(recipe: WarmstartRecipe, folder: Path) -> Tokenizer:
     """Train the tokenizer on demonstrations and place names, or take the one that is there already."""
     file = folder / "tokenizer.json"
     if not file.exists():
-        train_tokenizer(_texts(recipe), recipe.shape.vocabulary).save(str(file))
+        scaffold = searches.SCAFFOLD if recipe.agent == "search" else ()
+        if recipe.start:
+            made = Tokenizer.from_file(str(start_folder(recipe.start) / "tokenizer.json"))
+        else:
+            made = train_tokenizer(_texts(recipe), recipe.shape.vocabulary - len(scaffold))
+        add_scaffold(made, scaffold).save(str(file))
     return Tokenizer.from_file(str(file))
+
+
+def start_folder(name: str) -> Path:
+    """The folder of a model to go on from: a path, or a model that ships with Inspan."""
+    path = Path(name) if Path(name).is_dir() else Path(str(resources.files("inspan"))) / "models" / name
+    if not (path / "tokenizer.json").is_file():
+        raise InputError("no such model", where=f"start = {name!r}", hint="give a folder, or `tiny`")
+    return path
+
+
+def grown_model(start: str, tokenizer: Tokenizer) -> Any:
+    """The weights of a model, with embeddings for the tokens that its tokenizer lacks: means of their pieces'."""
+    import torch
+
+    folder = start_folder(start)
+    before = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    known = before.get_vocab_size()
+    model: Any = load_model(folder)
+    model.resize_token_embeddings(tokenizer.get_vocab_size(), mean_resizing=False)
+    rows = model.get_input_embeddings().weight
+    with torch.no_grad():
+        for token in range(known, tokenizer.get_vocab_size()):
+            pieces = before.encode(tokenizer.decode([token], skip_special_tokens=False), add_special_tokens=False).ids
+            rows[token] = rows[pieces].mean(0)
+    return model
 
 
 def _texts(recipe: WarmstartRecipe) -> Iterator[str]:
     """What the tokenizer is trained on, without the scaffolding that has tokens of its own."""
     phase = next((p for p in recipe.phases if p.kind == "demos"), None)
-    if phase is None:
-        raise InputError("a base model needs a phase of kind demos", where=recipe.name)
+    if phase is None or recipe.agent != "library":
+        hint = "the search agent's base goes on from a library agent's: start = \"tiny\""
+        raise InputError("a tokenizer is trained on a library agent's demonstrations", where=recipe.name, hint=hint)
     scaffold = re.compile("|".join(re.escape(text) for text in SCAFFOLD))
     worlds, rng = Worlds(recipe.worlds), random.Random(f"tokenizer {recipe.seed}")
     for _ in range(SAMPLE_CONVERSATIONS):
@@ -155,7 +221,7 @@ def parameters(model: Any) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _phase(recipe: WarmstartRecipe, section: PhaseSection, renderer: ChatML, vocabulary: int) -> Phase:
+def _phase(recipe: WarmstartRecipe, section: PhaseSection, family: Family, renderer: ChatML, vocabulary: int) -> Phase:
     optim = OptimSettings(
         lr=section.lr,
         betas=(0.9, 0.98),
@@ -164,7 +230,7 @@ def _phase(recipe: WarmstartRecipe, section: PhaseSection, renderer: ChatML, voc
         schedule="linear",
         floor=section.floor,
     )
-    source = source_of(recipe, section, renderer, vocabulary, first=len(CONTROL))
+    source = family.source(section, renderer, vocabulary, len(CONTROL))
     return Phase(section.name, source, section.steps, recipe.batch_tokens, optim)
 
 

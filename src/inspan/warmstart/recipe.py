@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inspan.config.load import parse_override
+from inspan.config.search import Search
 from inspan.errors import RecipeError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -54,6 +55,21 @@ class HabitShares(_Section):
     budget: Rate = 0.2
 
 
+class SearchHabitShares(_Section):
+    """The searcher's habits in a phase; see `inspan.warmstart.searcher.SearchHabits`."""
+
+    quit: Rate = 0.0
+    forget: Rate = 0.0
+    wrong: Rate = 0.0
+    partial: Rate = 0.0
+    sloppy: Rate = 0.0
+    single: Rate = 0.0
+    apart: Rate = 0.25
+    read: Rate = 0.2
+    grep: Rate = 0.05
+    fault: Rate = 0.02
+
+
 class PhaseSection(_Section):
     """One phase. `copy`: repeated random tokens; `demos`: demonstrations, with a share of copy rows mixed in."""
 
@@ -65,18 +81,16 @@ class PhaseSection(_Section):
     floor: Rate = 1.0  # learning rate at the end of the phase, as a share of `lr` (linear)
     small_alphabet: Rate = 0.0  # share of copy rows over few distinct tokens, so that repeats are ambiguous
     copy_share: Rate = 0.0  # share of copy rows among demonstrations
-    kinds: dict[Literal["wide", "deep", "mixed", "long", "narrow"], Share] = {}
+    kinds: dict[Literal["wide", "deep", "mixed", "long", "narrow", "hops_1", "hops_2", "hops_3"], Share] = {}
     roles: dict[Literal["subagent", "single", "orchestrator"], Share] = {}
     wide: tuple[Positive, Positive] = (2, 10)
     mixed: tuple[Positive, Positive] = (2, 4)
     habits: HabitShares = HabitShares()
     subagent_habits: HabitShares = HabitShares()
+    search_habits: SearchHabitShares = SearchHabitShares()
 
     @model_validator(mode="after")
-    def _shows_something(self) -> PhaseSection:
-        for name, shares in (("kinds", self.kinds), ("roles", self.roles)):
-            if self.kind == "demos" and not any(shares.values()):
-                raise ValueError(f"a phase of demos needs `{name}` with a positive share")
+    def _not_empty(self) -> PhaseSection:
         for name, (low, high) in (("wide", self.wide), ("mixed", self.mixed)):
             if low > high:
                 raise ValueError(f"`{name}` = [{low}, {high}] is empty; put the smaller first")
@@ -84,9 +98,18 @@ class PhaseSection(_Section):
 
 
 class WarmstartRecipe(_Section):
-    """A base model: its shape and the phases that make it."""
+    """A base model: its shape and the phases that make it.
+
+    `agent` says what is demonstrated: the agents of a library (swarm, single) or the search agent, which is told
+    `system` and keeps to the budget `search`. `start` names a shipped model, or a folder, to go on from: its tokenizer
+    is taken over (with tokens of the agent's own added), and `shape` does not apply.
+    """
 
     name: str = "tiny"
+    agent: Literal["library", "search"] = "library"
+    start: str = ""
+    system: str = "You search a library."
+    search: Search = Search()
     seed: int = 0
     threads: Positive = 1
     batch_tokens: Positive = 2048
@@ -96,6 +119,18 @@ class WarmstartRecipe(_Section):
     checkpoint_every: Positive = 500
     shape: Shape = Shape()
     phases: list[PhaseSection] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _shows_something(self) -> WarmstartRecipe:
+        for phase in self.phases:
+            wanted = {"kinds": phase.kinds} if self.agent == "search" else {"kinds": phase.kinds, "roles": phase.roles}
+            for name, shares in wanted.items():
+                if phase.kind == "demos" and not any(shares.values()):
+                    raise ValueError(f"phase {phase.name!r}, of demos, needs `{name}` with a positive share")
+            wrong = [kind for kind in phase.kinds if kind.startswith("hops_") != (self.agent == "search")]
+            if wrong:
+                raise ValueError(f"phase {phase.name!r}: agent {self.agent!r} has no tasks of kind {wrong[0]!r}")
+        return self
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> WarmstartRecipe:

@@ -47,7 +47,12 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in SCAFFOLD])
+    return add_scaffold(tokenizer, SCAFFOLD)
+
+
+def add_scaffold(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
+    """Give texts that come again and again a token each, after those that there are."""
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in texts])
     return tokenizer
 
 

@@ -50,8 +50,9 @@ class SearchSession:
         return self.view.messages(None if self.last else self.budget.note(self.view.used()))
 
     def room(self, most: int) -> int:
-        """Tokens that the next reply may have: `most`, or what the limit leaves, but always a few."""
-        return max(16, min(most, self.budget.search.limit - self.view.used()))
+        """Tokens that the next reply may have: `most`, or what the limit leaves, but never less than the reserve."""
+        limits = self.budget.search
+        return min(most, max(limits.limit - self.view.used(), limits.reserve, 16))
 
     def take(self, reply: dict[str, Any], requests: Sequence[ToolRequest]) -> str | None:
         """Take in what the model said: the answer when it is one, else None, and the next prompt is ready."""

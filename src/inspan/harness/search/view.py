@@ -22,9 +22,8 @@ def shown(chunk: Chunk) -> str:
     return f"{chunk.text} [{chunk.id}]"
 
 
-def marker(chunk: Chunk) -> str:
-    """What stands in the place of a chunk that was pruned."""
-    return f"pruned [{chunk.id}]"
+MARKER = "[pruned]"
+"""What stands in the place of chunks that were pruned: once for all that stood together."""
 
 
 @dataclass(slots=True)
@@ -84,22 +83,23 @@ class View:
         """Tokens that the view takes, by the count."""
         return sum(self._tokens(entry) for entry in self.entries)
 
-    def _content(self, parts: Sequence[Part]) -> str:
-        return "\n".join(self._text(part) for part in parts)
-
-    def _text(self, part: Part) -> str:
-        if isinstance(part, str):
-            return part
-        return marker(part) if part.id in self.pruned else shown(part)
+    def _texts(self, parts: Sequence[Part]) -> list[str]:
+        texts: list[str] = []
+        for part in parts:
+            gone = isinstance(part, Chunk) and part.id in self.pruned
+            text = MARKER if gone else part if isinstance(part, str) else shown(part)
+            if not gone or texts[-1:] != [MARKER]:
+                texts.append(text)
+        return texts
 
     def _message(self, entry: Entry) -> dict[str, Any]:
         if entry.parts is None:
             return dict(entry.fields)
-        return {**entry.fields, "content": self._content(entry.parts)}
+        return {**entry.fields, "content": "\n".join(self._texts(entry.parts))}
 
     def _tokens(self, entry: Entry) -> int:
         if entry.parts is not None:
-            return PER_MESSAGE + sum(self.count(self._text(part)) for part in entry.parts)
+            return PER_MESSAGE + sum(map(self.count, self._texts(entry.parts)))
         content, calls = entry.fields.get("content") or "", entry.fields.get("tool_calls") or ()
         texts = [content, *(part for call in calls for part in _call_texts(call))]
         return PER_MESSAGE + sum(self.count(text) for text in texts if text)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from inspan.errors import TaskError
 from inspan.tasks.base import Task
 from inspan.tasks.facts.world import World
-from inspan.tasks.retrieval.passages import FactCorpus
+from inspan.tasks.retrieval.passages import FactCorpus, document_of
 
 HOPS = (1, 2, 3)
 NEAR_SHARE = 0.5
@@ -97,14 +97,22 @@ def make(corpus: FactCorpus, hops: int, rng: random.Random, dropped: Counter[str
     raise TaskError(f"{MOST_TRIES} draws gave no question of {hops} hops", where=id, hint="ask for other hops")
 
 
+def draw(corpus: FactCorpus, hops: int, rng: random.Random, *, id: str) -> Task:
+    """One question that is not verified (its answer may be mentioned elsewhere): good enough for a demonstration."""
+    for _ in range(MOST_TRIES):
+        chain = draw_chain(corpus.world, hops, rng)
+        if chain is not None and all(corpus.holders(*fact) for fact in chain):
+            return _task(corpus, chain, prompt(corpus.world, chain), id)
+    raise TaskError(f"{MOST_TRIES} draws gave no chain of {hops} hops", where=id, hint="ask for other hops")
+
+
 def _task(corpus: FactCorpus, chain: list[Fact], text: str, id: str) -> Task:
     evidence = [corpus.holders(*fact) for fact in chain]
-    of_chunk = {passage.id: passage.document for passage in corpus.passages}
     meta = {
         "hops": len(chain),
         "chain": [list(fact) for fact in chain],
         "evidence": evidence,
-        "documents": [sorted({of_chunk[chunk] for chunk in chunks}) for chunks in evidence],
+        "documents": [sorted({document_of(chunk) for chunk in chunks}) for chunks in evidence],
         "answer_chunks": evidence[-1],
     }
     return Task(id, text, corpus.world.value(*chain[-1]), kind(len(chain)), meta=meta)

@@ -37,15 +37,15 @@ class FactCorpus:
     layouts: tuple[Layout, ...]
     rows: Mapping[str, tuple[str, ...]]
     words: Mapping[str, frozenset[str]]  # word → passages that have it
+    about: Mapping[str, tuple[str, str]]  # passage → the entity and the attribute that it is the page of
 
     def holders(self, name: str, attribute: str) -> list[str]:
-        """The passages that hold a fact, in the order of the corpus."""
+        """The passages that hold a fact, by id."""
         value = self.world.value(name, attribute)
         lines = {
             layout.row.format(name=name, attribute=layout.label(attribute), value=value) for layout in self.layouts
         }
-        found = {id for line in lines for id in self.rows.get(line, ())}
-        return [passage.id for passage in self.passages if passage.id in found] if found else []
+        return sorted({id for line in lines for id in self.rows.get(line, ())})
 
     def mentioning(self, text: str) -> set[str]:
         """The passages in which all words of a text stand one after the other."""
@@ -59,6 +59,11 @@ class FactCorpus:
         return {passage.id for passage in self.passages if passage.id in able and phrase.search(passage.text)}
 
 
+def document_of(id: str) -> str:
+    """The document of a passage."""
+    return id.rpartition(".")[0]
+
+
 def corpus_of(world: World, layouts: Sequence[Layout], *, seed: int) -> FactCorpus:
     """The passages of a world that was built with these layouts. Raises TaskError when it has too many entities."""
     if len(world.entities) > MOST_DOCUMENTS:
@@ -67,10 +72,12 @@ def corpus_of(world: World, layouts: Sequence[Layout], *, seed: int) -> FactCorp
     ids = [f"{letter}{number:02d}" for letter in LETTERS for number in range(100)]
     rng.shuffle(ids)
     passages: list[Passage] = []
+    about: dict[str, tuple[str, str]] = {}
     for entity, document in zip(world.entities.values(), ids, strict=False):
-        refs = [world.refs[entity.name, attribute] for attribute in entity.values]
-        texts = [world.pages[ref].text for ref in rng.sample(refs, len(refs))]
-        passages += [Passage(f"{document}.{part}", document, text) for part, text in enumerate(texts)]
+        for part, attribute in enumerate(rng.sample(list(entity.values), len(entity.values))):
+            text = world.pages[world.refs[entity.name, attribute]].text
+            passages.append(Passage(f"{document}.{part}", document, text))
+            about[passages[-1].id] = (entity.name, attribute)
     rng.shuffle(passages)
     rows: dict[str, tuple[str, ...]] = {}
     words: dict[str, set[str]] = {}
@@ -80,4 +87,4 @@ def corpus_of(world: World, layouts: Sequence[Layout], *, seed: int) -> FactCorp
         for word in _WORD.findall(passage.text):
             words.setdefault(word, set()).add(passage.id)
     kept = {word: frozenset(ids) for word, ids in words.items()}
-    return FactCorpus(world, tuple(passages), tuple(layouts), rows, kept)
+    return FactCorpus(world, tuple(passages), tuple(layouts), rows, kept, about)
