@@ -26,10 +26,12 @@ def test_credit_rules_are_those_of_credit():
 
 def test_samplers_and_kinds_are_those_of_the_tasks():
     from inspan.tasks.facts.questions import KINDS
+    from inspan.tasks.retrieval import multihop
     from inspan.tasks.sampler import SAMPLERS
 
     assert set(get_args(sections.Sampler)) == set(SAMPLERS)
-    assert set(sections.FACT_KINDS) == set(KINDS)
+    assert set(sections.KINDS["facts"]) == set(KINDS)
+    assert set(sections.KINDS["retrieval"]) == {multihop.kind(hops) for hops in multihop.HOPS}
 
 
 def test_objectives_with_their_parameters_and_aggregations_are_those_of_the_learner():

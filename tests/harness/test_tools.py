@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from inspan.harness.tools import Library, LibraryTools
+from inspan.harness.tools import Faults, Library, LibraryTools
 from inspan.retrieval.corpus import Document
 from inspan.trace.records import ToolEvent
 
@@ -43,7 +43,7 @@ def test_events_tell_what_failed() -> None:
 
 
 def failures(seed: int, session: str = "", rate: float = 0.3) -> list[bool]:
-    tools = LibraryTools(LIBRARY, fail_rate=rate, seed=seed)
+    tools = LibraryTools(LIBRARY, faults=Faults(rate, seed))
     return [call(tools, "read", session, page="page 1").startswith("error:") for _ in range(300)]
 
 
@@ -55,7 +55,7 @@ def test_failures_come_at_the_set_rate_and_follow_from_the_seed() -> None:
 
 def test_failures_do_not_depend_on_what_runs_beside() -> None:
     alone = failures(1, "a")
-    tools = LibraryTools(LIBRARY, fail_rate=0.3, seed=1)
+    tools = LibraryTools(LIBRARY, faults=Faults(0.3, 1))
     beside = []
     for _ in range(300):
         call(tools, "read", "b", page="page 1")

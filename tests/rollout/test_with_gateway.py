@@ -15,7 +15,7 @@ from inspan.errors import EngineError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.render import ChatML, format_call
-from inspan.harness.tools import Library, LibraryTools
+from inspan.harness.tools import Faults, Library, LibraryTools
 from inspan.retrieval.corpus import Document
 from inspan.rollout.dispatcher import Dispatcher, DispatchSettings
 from inspan.rollout.executor import LocalExecutor
@@ -63,7 +63,7 @@ class World:
             limits,
             SamplingParams(400),
             fields.pop("timeout_s", 60.0),
-            make_tools=lambda task, seed, record: LibraryTools(LIBRARY, seed=seed, on_event=record),
+            make_tools=lambda task, seed, record: LibraryTools(LIBRARY, faults=Faults(seed=seed), on_event=record),
             version=lambda: self.engine.version("policy"),
             **fields,
         )

@@ -148,6 +148,20 @@ def export(
 
 
 @app.command()
+def index(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of documents, or a JSONL.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the index is, or is to be.")],
+    chunk_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of a chunk (of a new index).")] = 256,
+) -> None:
+    """Index a corpus, or bring its index up to date: only what is new or changed is read again."""
+    from inspan.cli.index import index as command
+
+    command(corpus, out=out, chunk_tokens=chunk_tokens)
+
+
+@app.command()
 def inspect(
     run: RunDir,
     rollout: Annotated[

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from inspan.config.command import Command
+from inspan.config.search import Search
 from inspan.config.sections import (
     HARNESSES,
     TERMS,
@@ -37,6 +38,7 @@ _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ROLES: dict[str, dict[str, dict[str, Any]]] = {
     "swarm": {"orchestrator": {"trainable": True}, "subagent": {"trainable": False}},
     "single": {"main": {"trainable": True}},
+    "search": {"main": {"trainable": True}},
 }
 
 _FREE_ON_RESUME: dict[str, Any] = {
@@ -67,7 +69,9 @@ class Recipe(Section):
         min_length=1,
         description="`tiny` (ships with Inspan), a path, a hub id, or `smollm2` (needs the extra `smollm2`).",
     )
-    harness: str = Field(default="swarm", description="`swarm`, `single`, `command` or your own `module:function`.")
+    harness: str = Field(
+        default="swarm", description="`swarm`, `single`, `search`, `command` or your own `module:function`."
+    )
     deterministic: bool = Field(
         default=False, description="Fixed admission order and batch shapes: a resumed run is bit-equal (slower)."
     )
@@ -76,6 +80,7 @@ class Recipe(Section):
     )
     options: dict[str, Any] = Field(default={}, description="Passed to the harness as `ctx.options`.")
     command: Command = Field(default=Command(), description='The program, for `harness = "command"`.')
+    search: Search = Field(default=Search(), description='The budget, for `harness = "search"`.')
     tasks: Tasks = Field(default=Tasks(), description="What to train on.")
     agents: dict[str, Agent] = Field(
         default={}, validate_default=True, description="Roles of the harness; those of a built-in one have defaults."

@@ -21,9 +21,14 @@ Objective = Literal["grpo", "dr_grpo", "kimi", "cispo", "gspo", "tis", "icepop"]
 Aggregation = Literal["group_tokens", "token", "rollout", "constant"]
 Sampler = Literal["uniform", "failure", "hops", "harder"]
 
-HARNESSES = ("swarm", "single", "command")
-TERMS = ("item_f1", "exact_match", "r_parallel", "r_parallel_count", "r_finish", "invalid_calls")
-FACT_KINDS = ("wide", "deep", "mixed", "long", "narrow")
+HARNESSES = ("swarm", "single", "search", "command")
+TERMS = ("item_f1", "exact_match", "r_parallel", "r_parallel_count", "r_finish", "invalid_calls", "retrieval")
+KINDS: dict[str, tuple[str, ...]] = {
+    "facts": ("wide", "deep", "mixed", "long", "narrow"),
+    "retrieval": ("hops_1", "hops_2", "hops_3"),
+}
+"""The kinds of task of each built-in task set."""
+RETRIEVAL_KINDS = {"hops_1": 0.2, "hops_2": 0.35, "hops_3": 0.45}
 CREDITS: tuple[str, ...] = get_args(Credit)
 OBJECTIVES: dict[str, tuple[str, tuple[str, ...]]] = {
     "grpo": ("rollout", ("eps", "eps_high")),
@@ -94,12 +99,17 @@ class Weight(Section):
 class Tasks(Section):
     """What to train on: the built-in facts, or your own JSONL (and corpus)."""
 
-    use: Literal["facts", ""] = Field(default="facts", description="Built-in task set; empty when `path` is given.")
+    use: Literal["facts", "retrieval", ""] = Field(
+        default="facts",
+        description="Built-in task set: `facts` (questions whose answer is a table), `retrieval` (multi-hop questions "
+        "whose supporting chunks are to be found); empty when `path` is given.",
+    )
     path: str = Field(default="", description="JSONL of tasks (prompt, answer). Relative to the recipe.")
     corpus: str = Field(default="", description="Folder of text/Markdown, or a JSONL of documents, for `path` tasks.")
     kinds: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default={"wide": 0.5, "deep": 0.2, "narrow": 0.3},
-        description="Mixture of task kinds (shares; `facts` only) [D].",
+        description="Mixture of task kinds (shares; built-in sets only) [D]. `retrieval`: by default hops_1 = 0.2, "
+        "hops_2 = 0.35, hops_3 = 0.45.",
     )
     wide: Pair = Field(
         default=(4, 10), description="Fewest and most entities of a wide training question; held-out ones have 8–10."
@@ -111,7 +121,7 @@ class Tasks(Section):
     snippet_chars: Natural = Field(
         default=80, description="Characters of a document that search shows beside its id (`corpus` only)."
     )
-    train: Positive = Field(default=512, description="Number of training tasks generated (`facts` only).")
+    train: Positive = Field(default=512, description="Number of training tasks generated (built-in sets only).")
     held_out: Natural = Field(default=96, description="Number of held-out tasks; they share no entity with training.")
     sampler: Sampler = Field(
         default="uniform",
@@ -126,6 +136,8 @@ class Tasks(Section):
     def _source(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("path") and "use" not in value:
             return {**value, "use": ""}
+        if isinstance(value, dict) and value.get("use") == "retrieval" and "kinds" not in value:
+            return {**value, "kinds": RETRIEVAL_KINDS}
         return value
 
     @model_validator(mode="after")
@@ -137,9 +149,7 @@ class Tasks(Section):
         if not self.use and not self.path:
             raise PydanticCustomError("combo", 'no task source; give `use = "facts"` or `path = "tasks.jsonl"`')
         if self.use and self.corpus:
-            raise PydanticCustomError(
-                "combo", '`corpus` belongs to your own tasks; the built-in "facts" bring their own'
-            )
+            raise PydanticCustomError("combo", "`corpus` belongs to your own tasks; the built-in sets bring their own")
         if self.use and not any(self.kinds.values()):
             raise PydanticCustomError("combo", "all shares in `kinds` are zero; give at least one kind a share")
         if self.held_out_kinds and not any(self.held_out_kinds.values()):
@@ -147,7 +157,7 @@ class Tasks(Section):
                 "combo", "all shares in `held_out_kinds` are zero; give at least one kind a share"
             )
         for kind in (*self.kinds, *self.held_out_kinds) if self.use else ():
-            check_known(kind, FACT_KINDS, "kind of task")
+            check_known(kind, KINDS[self.use], "kind of task")
         for name, (low, high) in (("wide", self.wide), ("mixed", self.mixed)):
             if low > high:
                 raise PydanticCustomError(
@@ -252,8 +262,8 @@ class Reward(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
     use: str = Field(
-        description="`item_f1`, `exact_match`, `r_parallel`, `r_parallel_count`, `r_finish`, `invalid_calls`, or "
-        "your own `module:function`."
+        description="`item_f1`, `exact_match`, `r_parallel`, `r_parallel_count`, `r_finish`, `invalid_calls`, "
+        "`retrieval`, or your own `module:function`."
     )
     weight: Weight = Field(
         default=Weight(**{"from": 1.0, "to": 1.0, "over": 1.0}),

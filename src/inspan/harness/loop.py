@@ -99,13 +99,18 @@ async def run_loop(agent: Agent, execute: Execute, *, budget: int | None) -> tup
         if last and spent:
             agent.messages.append({"role": "user", "content": ANSWER_NOW})
         reply = await agent.turn()
-        requests = [_request(call) for call in reply.get("tool_calls", ())]
+        requests = requests_of(reply)
         if not requests or last:
             return reply["content"], spent + 1
         result = await execute(requests, None if budget is None else budget - spent)
         spent += max(1, result.direct) + result.delegated_steps
         for request in requests:
             agent.messages.append({"role": "tool", "tool_call_id": request.id, "content": result.texts[request.id]})
+
+
+def requests_of(reply: Mapping[str, Any]) -> list[ToolRequest]:
+    """The tool calls of a reply."""
+    return [_request(call) for call in reply.get("tool_calls", ())]
 
 
 def _request(call: Mapping[str, Any]) -> ToolRequest:

@@ -34,6 +34,28 @@ READ = schema("read", "Read one page of the library.", page="a page reference, e
 
 
 @dataclass(slots=True)
+class Faults:
+    """Which executions of a rollout's tools fail: a share `rate` of them, the same ones for the same seed."""
+
+    rate: float = 0.0
+    seed: int = 0
+    _counts: Counter[str] = field(default_factory=Counter[str])
+
+    def draw(self, name: str, arguments: Mapping[str, Any], session: str = "") -> str | None:
+        """The error of an execution that fails, else None."""
+        # The n-th execution of a request in a session fails or not, whatever runs beside it; n sets retries apart.
+        if self.rate <= 0:
+            return None
+        request = f"{self.seed} {session} {name} {sorted(arguments.items())}"
+        self._counts[request] += 1
+        key = f"{request} {self._counts[request]}"
+        draw = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+        if draw >= self.rate:
+            return None
+        return f"error: {FAULTS[int(draw * 2**20) % len(FAULTS)]}"
+
+
+@dataclass(slots=True)
 class Library:
     """Documents with an index: shared, read-only, by all rollouts."""
 
@@ -54,11 +76,9 @@ class LibraryTools:
     results: int = 3
     snippet_chars: int = 0  # of the page shown beside a reference; 0: the reference alone
     page_chars: int = 4000
-    fail_rate: float = 0.0
-    seed: int = 0
+    faults: Faults = field(default_factory=Faults)
     latency_s: Mapping[str, float] = field(default_factory=lambda: {"search": 0.3, "read": 0.2})
     on_event: Callable[[ToolEvent], None] | None = None
-    _counts: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -67,24 +87,12 @@ class LibraryTools:
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str, session: str = "") -> str:
         """Run a tool; what goes wrong comes back as text that begins with "error:"."""
-        text = self._fault(name, arguments, session) or self.answer(name, arguments)
+        text = self.faults.draw(name, arguments, session) or self.answer(name, arguments)
         ok = not text.startswith("error:")
         if self.on_event:
             event = ToolEvent(session, call_id, name, ok, self.latency_s.get(name, 0.0), "" if ok else text)
             self.on_event(event)
         return text
-
-    def _fault(self, name: str, arguments: Mapping[str, Any], session: str) -> str | None:
-        # The n-th execution of a request in a session fails or not, whatever runs beside it; n sets retries apart.
-        if self.fail_rate <= 0:
-            return None
-        request = f"{self.seed} {session} {name} {sorted(arguments.items())}"
-        self._counts[request] += 1
-        key = f"{request} {self._counts[request]}"
-        draw = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
-        if draw >= self.fail_rate:
-            return None
-        return f"error: {FAULTS[int(draw * 2**20) % len(FAULTS)]}"
 
     def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a tool says when it does not fail."""

@@ -33,6 +33,15 @@ COLUMNS = (
     Column("n", "n", 0, 0, "held-out tasks"),
     Column("item_f1", "item F1", 3, 1, "item-level F1, rows aligned on their key columns"),
     Column("exact", "exact", 3, 1, "share of rows that are right in every cell"),
+    Column("f1", "F1", 3, 1, "F1 of the ranked chunks against those that hold a fact of the question"),
+    Column("output_recall", "output recall", 3, 1, "share of the facts that a chunk of the answer holds"),
+    Column("precision", "precision", 3, 1, "share of the answer's chunks that hold a fact"),
+    Column("trajectory_recall", "trajectory recall", 3, 1, "share of the facts that were seen at any time"),
+    Column("answer_found", "answer found", 3, 1, "share of answers with a chunk that holds the answer itself"),
+    Column("prune_accuracy", "prune accuracy", 3, 1, "share of the pruned chunks that hold no fact"),
+    Column("ndcg", "nDCG", 3, 1, "ranking of the answer's chunks, a fact counted once"),
+    Column("tool_calls_per_turn", "calls a turn", 2, 0, "tool calls of a turn that calls tools"),
+    Column("turns", "turns", 1, 0, "model calls a rollout"),
     Column("critical_steps", "critical steps", 1, -1, "steps on the longest path: Σ own + slowest sub-agent"),
     Column("parallel_width", "parallel width", 2, 0, "assigned tasks / stages that assign"),
     Column("tool_calls", "tool calls", 1, 0, "tool calls a rollout, sub-agents included"),
@@ -43,18 +52,25 @@ COLUMNS = (
     Column("critical_path_s", "critical path s", 2, -1, "time along the critical path on declared latencies"),
 )
 
+OF_TABLES = ("item_f1", "exact", "parallel_width", "spawn_rate", "critical_path_s")
+OF_RETRIEVAL = (
+    "f1", "output_recall", "precision", "trajectory_recall", "answer_found", "prune_accuracy", "ndcg",
+    "tool_calls_per_turn", "turns",
+)  # fmt: skip
 KINDS = ("wide", "deep", "mixed", "long", "narrow")
 ARMS = ("warm_start", "single_agent", "trained")
 
 
 def shown(arms: Mapping[str, Mapping[str, Any]]) -> list[Column]:
-    """The columns to show: `recovery` only where a tool failed, `failed` only where a harness did."""
+    """The columns to show: those of tables or of retrieval, whichever the arms have; `recovery` only where a tool
+    failed, `failed` only where a harness did."""
 
     def told(column: Column) -> bool:
         found = [numeric(arm.get(column.key)) for arm in arms.values()]
         return any(found) if column.key == "failed" else any(one is not None for one in found)
 
-    return [c for c in COLUMNS if c.key not in ("recovery", "failed") or told(c)]
+    absent = OF_TABLES if any("f1" in arm for arm in arms.values()) else OF_RETRIEVAL
+    return [c for c in COLUMNS if c.key not in absent and (c.key not in ("recovery", "failed") or told(c))]
 
 
 def numeric(value: Any) -> float | None:

@@ -33,11 +33,16 @@ CURVES = (
     Curve(
         "Item F1", (r"(item_)?f1", r"exact(_match)?", r"(item_)?f1_by_kind/.+"), "on the training tasks of the update"
     ),
+    Curve(
+        "Evidence",
+        (r"(output|trajectory)_recall", r"precision", r"answer_found", r"prune_accuracy"),
+        "found, seen and pruned, on the training tasks of the update",
+    ),
     Curve("Held-out", (r"(eval|held_out)/.*(f1|exact)" + _KIND,), "item F1 and exact rows"),
     Curve("Reward terms", (r"(reward_)?terms?/.+",), "each before its weight"),
     Curve(
         "Weights of the terms",
-        (r"weights?/(?!item_f1$|exact_match$).+", r"lambda.*", r"λ.*"),
+        (r"weights?/(?!item_f1$|exact_match$|retrieval$).+", r"lambda.*", r"λ.*"),
         "λ1, λ2 and the like",
         smooth=False,
     ),

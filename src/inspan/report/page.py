@@ -123,7 +123,7 @@ def _cell(column: Column, arm: Mapping[str, Any], arms: Sequence[Mapping[str, An
     if value is not None and column.better and len(set(others)) > 1:
         best = ' class="best"' if value == (max(others) if column.better > 0 else min(others)) else ""
     bar = ""
-    if column.key in ("item_f1", "exact") and value is not None:
+    if column.key in ("item_f1", "exact", "f1") and value is not None:
         full = min(100.0, max(0.0, value * 100))
         rect = f'<rect width="{full:.1f}" height="4"/>'
         bar = f'<svg class="bar" viewBox="0 0 100 4" preserveAspectRatio="none">{rect}</svg>'

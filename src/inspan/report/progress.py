@@ -93,7 +93,9 @@ class State:
         out = [(label, number(value)) for label, value in newest.items() if value or label != "failed"]
         weights = [(k, v) for k, v in self.last.items() if k.startswith(("weights/", "weight/"))]
         return out + [
-            ("λ " + k.split("/", 1)[1], number(v)) for k, v in weights if not k.endswith(("item_f1", "exact_match"))
+            ("λ " + k.split("/", 1)[1], number(v))
+            for k, v in weights
+            if not k.endswith(("item_f1", "exact_match", "retrieval"))
         ]
 
 

@@ -3,7 +3,8 @@
 A term returns a finite number, or None for "no score" (never 0 in its place). It may be a plain or an async function.
 *Outcome* terms (the default, also for a user's own) judge the answer: they are 0, and not called, when the harness
 failed or timed out. *Process* terms judge how the rollout went, and are computed for failures too, so that a fine
-cannot be escaped by breaking the run. *Turn* terms can also say which turn earned what.
+cannot be escaped by breaking the run. *Turn* terms can also say which turn earned what. *Scheduled* terms have numbers
+that move with the run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ class TurnTerm(Protocol):
 
     def turns(self, rollout: Rollout, /) -> dict[int, float]:
         """The parts: index of the call in the rollout → what it earned."""
+        ...
+
+
+@runtime_checkable
+class ScheduledTerm(Protocol):
+    """A term whose own numbers move with the run."""
+
+    def at(self, progress: float, /) -> Term:
+        """The term as it is at `progress` in [0, 1]."""
         ...
 
 

@@ -11,6 +11,7 @@ from statistics import fmean
 from inspan.rewards.exact_match import row_accuracy
 from inspan.rewards.item_f1 import item_score
 from inspan.rewards.r_finish import finish_rate
+from inspan.rewards.retrieval import retrieval_figures
 from inspan.trace.records import Rollout, Terminal
 from inspan.trace.steps import critical_path_s, measure
 
@@ -23,7 +24,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """The figures of one rollout; `width` is the limit on concurrent sub-agents (None: no limit).
 
-    `failed` (1.0 if the harness raised or ran out of time); `item_f1`, `exact` (exact row accuracy) in [0, 1];
+    `failed` (1.0 if the harness raised or ran out of time); `item_f1`, `exact` (exact row accuracy) in [0, 1], or of
+    a retrieval task what `retrieval_figures` gives;
     `critical_steps`; `parallel_width` (mean width of the root's stages, 0 when nothing was assigned); `spawned`
     (assigned sub-tasks); `tool_calls`; `invalid_calls`; `turns`; `critical_path_s` (seconds on declared latencies);
     `finish_rate` where something was assigned; `recovery` where a tool failed: the share of failed executions after
@@ -42,8 +44,11 @@ def rollout_metrics(
             rollout.sessions, rollout.calls, rollout.tool_events, seconds_per_turn=seconds_per_turn, width=width
         ),
     }
-    score, rows, mended = item_score(rollout), row_accuracy(rollout), recovery(rollout)
-    if score is not None and rows is not None:
+    found, mended = retrieval_figures(rollout), recovery(rollout)
+    score, rows = item_score(rollout), row_accuracy(rollout)
+    if found:  # what is asked for is the evidence, not the answer
+        figures |= found
+    elif score is not None and rows is not None:
         figures |= {"item_f1": score.f1, "exact": rows}
     if steps.assigned:
         figures["finish_rate"] = finish_rate(rollout)

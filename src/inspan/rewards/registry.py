@@ -16,6 +16,7 @@ from inspan.rewards.invalid_calls import invalid_calls
 from inspan.rewards.item_f1 import item_f1
 from inspan.rewards.r_finish import r_finish
 from inspan.rewards.r_parallel import r_parallel, r_parallel_count
+from inspan.rewards.retrieval import retrieval
 
 BUILT_IN: dict[str, Callable[..., Term]] = {
     "item_f1": item_f1,
@@ -24,6 +25,7 @@ BUILT_IN: dict[str, Callable[..., Term]] = {
     "r_parallel_count": r_parallel_count,
     "r_finish": r_finish,
     "invalid_calls": invalid_calls,
+    "retrieval": retrieval,
 }
 """The built-in terms: each value makes the term from the recipe's parameters."""
 

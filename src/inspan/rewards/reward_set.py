@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from inspan.errors import RecipeError
-from inspan.rewards.base import Term, TurnTerm, failed, is_process
+from inspan.rewards.base import ScheduledTerm, Term, TurnTerm, failed, is_process
 from inspan.rewards.registry import BUILT_IN, resolve
 from inspan.schedule import Schedule, parse
 from inspan.trace.records import Rollout, Scored
@@ -100,7 +100,8 @@ class RewardSet:
         """Score the rollouts of one group (one task) at `progress` in [0, 1] of the run."""
         weights = self.weights(progress)
         members = [rollout for rollout in group if rollout.trainable]
-        table = await asyncio.gather(*(self._values(rollout) for rollout in members))
+        terms = [_at(one, progress) for one in self.terms]
+        table = await asyncio.gather(*(self._values(rollout, terms) for rollout in members))
         for one in self.terms:
             needed = [term.name for term in self.terms if not term.optional and weights[term.name] != 0.0]
             standing = [values for values in table if all(values[name] is not None for name in needed)]
@@ -132,9 +133,9 @@ class RewardSet:
                     turns[turn] = turns.get(turn, 0.0) + weight * part
         return Scored(rollout, total, values, turns)
 
-    async def _values(self, rollout: Rollout) -> dict[str, float | None]:
-        values = await asyncio.gather(*(self._value(one, rollout) for one in self.terms))
-        return {one.name: value for one, value in zip(self.terms, values, strict=True)}
+    async def _values(self, rollout: Rollout, terms: Sequence[WeightedTerm]) -> dict[str, float | None]:
+        values = await asyncio.gather(*(self._value(one, rollout) for one in terms))
+        return {one.name: value for one, value in zip(terms, values, strict=True)}
 
     async def _value(self, one: WeightedTerm, rollout: Rollout) -> float | None:
         if failed(rollout) and not is_process(one.term):
@@ -170,6 +171,11 @@ class RewardSet:
             log.warning(
                 "reward %s %s on rollout %s: %s; further ones are counted only", one.name, what, rollout.id, effect
             )
+
+
+def _at(one: WeightedTerm, progress: float) -> WeightedTerm:
+    """A term with its own numbers as they are at `progress`."""
+    return replace(one, term=one.term.at(progress)) if isinstance(one.term, ScheduledTerm) else one
 
 
 def _apart(rollout: Rollout) -> Rollout:

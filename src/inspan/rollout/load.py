@@ -22,7 +22,12 @@ from inspan.errors import RecipeError
 from inspan.harness.command import run as outside
 
 COMMAND = "command"
-BUILT_IN = {"swarm": "inspan.harness.swarm", "single": "inspan.harness.single"}
+BUILT_IN = {
+    "swarm": "inspan.harness.swarm",
+    "single": "inspan.harness.single",
+    "search": "inspan.harness.search.agent",
+}
+_ROOM = "inspan.harness."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,17 @@ def _name(found: object) -> str:
 
 
 def _version(run: Callable[..., Any]) -> str:
-    """A hash of the source files that the harness ships in: its module, and for a built-in one its whole package."""
+    """A hash of the source files that the harness ships in: its module, and for a built-in one the whole room."""
     module = sys.modules.get(getattr(run, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         return "unknown"
     built_in = module is not None and module.__name__ in BUILT_IN.values()
-    files = sorted(Path(file).parent.glob("*.py")) if built_in else [Path(file)]
+    folder = Path(file).parent
+    if built_in and module is not None:
+        folder = Path(file).parents[module.__name__.removeprefix(_ROOM).count(".")]
+    files = sorted(folder.rglob("*.py")) if built_in else [Path(file)]
     digest = hashlib.sha256()
     for path in files:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]

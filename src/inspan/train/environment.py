@@ -7,14 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inspan.config import Recipe
+from inspan.config.search import Search
 from inspan.errors import TaskError
 from inspan.harness.base import Toolbox
-from inspan.harness.tools import Library, LibraryTools
+from inspan.harness.search.corpus_tools import CorpusTools
+from inspan.harness.tools import Faults, Library, LibraryTools
+from inspan.retrieval.base import Retriever
 from inspan.retrieval.corpus import Document, load_corpus
+from inspan.retrieval.memory import index_passages
 from inspan.tasks.base import Task
 from inspan.tasks.facts import atlas, questions
 from inspan.tasks.facts.world import INFOBOX, PROSE, UNSEEN, World, build
 from inspan.tasks.load import load_tasks
+from inspan.tasks.retrieval import multihop
+from inspan.tasks.retrieval.passages import corpus_of
 from inspan.trace.records import ToolEvent
 
 HELD_OUT, UNSEEN_LAYOUT = "held_out", "unseen_layout"
@@ -24,25 +30,30 @@ UNSEEN_SHARE = 3  # one task of the unseen layout to so many held-out ones
 
 @dataclass(slots=True)
 class Environment:
-    """Tasks to train on, held-out tasks by split, and the library that each task's tools read."""
+    """Tasks to train on, held-out tasks by split, and the library or corpus that each task's tools read."""
 
     train: list[Task]
     held_out: Mapping[str, list[Task]]
     fail_rate: float = 0.0
     libraries: dict[str, Library] = field(default_factory=dict)  # by the value of task.meta["library"]
     options: Mapping[str, Any] = field(default_factory=dict)
+    corpora: dict[str, Retriever] = field(default_factory=dict)  # likewise
+    search: Search = field(default_factory=Search)
 
     def make_tools(self, task: Task, seed: int, record: Callable[[ToolEvent], None]) -> Toolbox | None:
-        """The tools of one rollout; None when the task set brings no library."""
-        library = self.libraries.get(str(task.meta.get("library", "")))
-        if library is None:
-            return None
-        return LibraryTools(library, fail_rate=self.fail_rate, seed=seed, on_event=record, **self.options)
+        """The tools of one rollout; None when the task set brings neither library nor corpus."""
+        name, faults = str(task.meta.get("library", "")), Faults(self.fail_rate, seed)
+        if name in self.corpora:
+            candidates, most = self.search.candidates, self.search.grep_chunks
+            return CorpusTools(self.corpora[name], candidates, most, faults, on_event=record)
+        library = self.libraries.get(name)
+        return None if library is None else LibraryTools(library, faults=faults, on_event=record, **self.options)
 
 
 def make_environment(recipe: Recipe) -> Environment:
     """The environment that a recipe's `[tasks]` describe. Raises TaskError or CorpusError."""
-    return _facts(recipe) if recipe.tasks.use == "facts" else _own(recipe)
+    makers = {"facts": _facts, "retrieval": _retrieval, "": _own}
+    return makers[recipe.tasks.use](recipe)
 
 
 def _facts(recipe: Recipe) -> Environment:
@@ -67,6 +78,29 @@ def _facts(recipe: Recipe) -> Environment:
         tasks[name] = [_in_library(task, name) for task in made]
     train = tasks.pop("train")
     return Environment(train, {k: v for k, v in tasks.items() if v}, section.fail_rate, libraries)
+
+
+def _retrieval(recipe: Recipe) -> Environment:
+    """Multi-hop questions over the facts. All seeds are judged on the same held-out tasks and corpora."""
+    section = recipe.tasks
+    splits = {
+        "train": (atlas.entities("train"), (INFOBOX, PROSE), section.train),
+        HELD_OUT: (atlas.entities("held_out"), (INFOBOX, PROSE), section.held_out),
+        UNSEEN_LAYOUT: (atlas.entities("held_out"), (UNSEEN,), section.held_out // UNSEEN_SHARE),
+    }
+    tasks: dict[str, list[Task]] = {}
+    corpora: dict[str, Retriever] = {}
+    for name, (entities, layouts, count) in splits.items():
+        corpus = corpus_of(build(entities, seed=0, layouts=layouts), layouts, seed=0)
+        corpora[name] = index_passages(corpus.passages)
+        kinds = section.kinds if name == "train" else section.held_out_kinds or section.kinds
+        hops = {number: kinds[multihop.kind(number)] for number in multihop.HOPS if multihop.kind(number) in kinds}
+        seed = recipe.seed if name == "train" else 0
+        made = multihop.make_set(corpus, hops, count, seed=seed, prefix=name).tasks if count else []
+        tasks[name] = [_in_library(task, name) for task in made]
+    train = tasks.pop("train")
+    held_out = {name: made for name, made in tasks.items() if made}
+    return Environment(train, held_out, section.fail_rate, corpora=corpora, search=recipe.search)
 
 
 def library_of(world: World) -> Library:

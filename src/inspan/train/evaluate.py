@@ -27,8 +27,9 @@ from inspan.train.environment import HELD_OUT, make_environment
 from inspan.train.setup import FROZEN, POLICY, Stack, build_stack, roles_at
 
 ARM_KEYS = (
-    "n", "item_f1", "exact", "critical_steps", "parallel_width", "tool_calls", "spawn_rate", "invalid_calls",
-    "critical_path_s", "recovery", "failed",
+    "n", "item_f1", "exact", "f1", "output_recall", "precision", "trajectory_recall", "answer_found", "prune_accuracy",
+    "pruned", "ndcg", "mrr", "tool_calls_per_turn", "turns", "critical_steps", "parallel_width", "tool_calls",
+    "spawn_rate", "invalid_calls", "critical_path_s", "recovery", "failed",
 )  # fmt: skip
 
 

@@ -14,6 +14,15 @@ from inspan.trace.steps import StepTree
 SHOWN = (
     "item_f1",
     "exact",
+    "f1",
+    "output_recall",
+    "precision",
+    "trajectory_recall",
+    "answer_found",
+    "prune_accuracy",
+    "pruned",
+    "tool_calls_per_turn",
+    "turns",
     "critical_steps",
     "parallel_width",
     "tool_calls",
@@ -21,7 +30,7 @@ SHOWN = (
     "critical_path_s",
     "failed",
 )
-BY_KIND = ("item_f1", "critical_steps", "parallel_width", "spawn_rate", "multi_spawn_rate")
+BY_KIND = ("item_f1", "f1", "critical_steps", "parallel_width", "spawn_rate", "multi_spawn_rate")
 
 
 def update_figures(groups: Sequence[Sequence[Scored]], *, width: int | None) -> dict[str, Any]:
@@ -51,7 +60,8 @@ def _figures(rollout: Rollout, width: int | None) -> dict[str, float]:
 
 def rollout_success(rollout: Rollout, width: int | None = None) -> float | None:
     """How well a rollout did, in [0, 1], for the task sampler; None when its task has no true answer."""
-    return rollout_metrics(rollout, width=width).get("item_f1")
+    figures = rollout_metrics(rollout, width=width)
+    return figures.get("f1", figures.get("item_f1"))
 
 
 def trajectory(scored: Scored, *, update: int, arm: str, width: int | None) -> dict[str, Any]:

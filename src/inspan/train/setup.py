@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from inspan.config import Agent, Recipe
+from inspan.config.search import Search
 from inspan.engine.base import SamplingParams, WeightsRef
 from inspan.engine.openai_engine import OpenAIChat
 from inspan.engine.torch_engine import TorchEngine
@@ -58,8 +59,10 @@ class Stack:
 
     def setting(self, spec: str) -> dict[str, Any]:
         """What of a fingerprint is known before anything runs in a harness."""
-        harness = self.harness(spec)
-        return {"harness": harness.name, "version": harness.version, **self.served()}
+        harness, served = self.harness(spec), self.served()
+        if harness.name == "search":  # its budget is the harness's own
+            served["limits"] |= self.search().model_dump()
+        return {"harness": harness.name, "version": harness.version, **served}
 
     def served(self) -> dict[str, Any]:
         """What of a fingerprint does not depend on the harness."""
@@ -95,10 +98,23 @@ class Stack:
             timeout_s=self.recipe.limits.timeout_s,
             watch=watch,
             make_tools=self.environment.make_tools,
-            options={**self.recipe.options, "width": self.recipe.limits.width},
+            options=self._options(),
             check=self.verifier.rollout if self.verifier else None,
             version=lambda: self.engine.version(POLICY),
         )
+
+    def search(self) -> Search:
+        """The budget of the search agent, with every number filled in for this engine's context."""
+        context = self.recipe.limits.tokens or self.engine.context_length
+        return self.recipe.search.scaled(context - self.recipe.sampling.max_tokens)
+
+    def _options(self) -> dict[str, Any]:
+        """What a harness gets as options: the recipe's own, and what it may want to know of limits and model."""
+        tokenizer = self.directory / "tokenizer.json"
+        known = {"width": self.recipe.limits.width, "search": self.search()}
+        if tokenizer.is_file():
+            known["tokenizer"] = str(tokenizer)
+        return {**self.recipe.options, **known}
 
     async def ensure(self, policy: str) -> None:
         """See that the engine serves a policy: a known name, a shipped model, or the directory of one."""

@@ -1,0 +1,57 @@
+"""An index of chunks in memory, for corpora that a program makes. Contract: `Retriever`, deterministic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from inspan.errors import CorpusError, InputError
+from inspan.retrieval.base import Chunk, Hit
+from inspan.retrieval.bm25 import Bm25Index
+from inspan.retrieval.corpus import Document
+from inspan.tasks.retrieval.passages import Passage
+
+
+class MemoryIndex:
+    """BM25 over the chunks' text. Raises CorpusError when two chunks have one id, or there is none."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks = {chunk.id: chunk for chunk in chunks}
+        if len(self._chunks) < len(chunks) or not chunks:
+            raise CorpusError("ids of chunks must be unique, and there must be some", hint="give each chunk its own id")
+        self._documents: dict[str, list[Chunk]] = {}
+        for chunk in chunks:
+            self._documents.setdefault(chunk.document, []).append(chunk)
+        self._index = Bm25Index([Document(chunk.id, chunk.text) for chunk in chunks])
+
+    def search(self, query: str, count: int, *, exclude: Collection[str] = ()) -> list[Hit]:
+        """The best `count` chunks, best first."""
+        found = self._index.search(query, count + len(exclude))
+        hits = [Hit(self._chunks[document.id], score) for document, score in found if document.id not in exclude]
+        return hits[:count]
+
+    def grep(self, pattern: str, count: int, *, exclude: Collection[str] = ()) -> list[Hit]:
+        """The first `count` chunks that a regular expression matches. Raises InputError for a bad pattern."""
+        try:
+            expression = re.compile(pattern)
+        except re.error as error:
+            raise InputError(f"bad pattern: {error}") from None
+        found = (chunk for chunk in self._chunks.values() if chunk.id not in exclude and expression.search(chunk.text))
+        return [Hit(chunk, 1.0) for chunk, _ in zip(found, range(count), strict=False)]
+
+    def document(self, id: str) -> Sequence[Chunk]:
+        """All chunks of a document, in order. Raises InputError when there is no such document."""
+        if id not in self._documents:
+            raise InputError(f"no document {id}")
+        return self._documents[id]
+
+    def chunk(self, id: str) -> Chunk:
+        """One chunk. Raises InputError when there is none of that id."""
+        if id not in self._chunks:
+            raise InputError(f"no chunk {id}")
+        return self._chunks[id]
+
+
+def index_passages(passages: Iterable[Passage]) -> MemoryIndex:
+    """The passages of a program-made corpus as chunks; their tokens are estimated as four characters each."""
+    return MemoryIndex([Chunk(p.id, p.document, p.text, 0, -(-len(p.text) // 4)) for p in passages])

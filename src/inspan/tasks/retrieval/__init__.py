@@ -1,0 +1,1 @@
+"""Retrieval tasks: questions whose supporting chunks are to be found. The evidence, the ranked answer, a generator."""
