@@ -102,7 +102,7 @@ async def test_what_the_training_did_not_show_is_refused_in_the_dialects_own_sha
     for stream in (False, True):
         bad = speaker.body([("system", "Be bad."), ("user", "Who?")], stream=stream)
         refused = await desk.post(bad, speaker.path, user_agent="agent/1.0 (mac)")
-        assert refused.status_code == 409 and "+Be bad." in refused.json()["error"]["message"]
+        assert refused.status_code == 403 and "+Be bad." in refused.json()["error"]["message"]
     assert (await desk.post(speaker.body(history), speaker.path, user_agent="agent/1.0 (mac)")).status_code == 200
     assert len(desk.seal().calls) == 1, "what is refused is not recorded"
     with pytest.raises(ParityError, match="Be bad"):

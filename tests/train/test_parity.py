@@ -21,7 +21,7 @@ from inspan.train.serve import _serve, admin_key
 
 CLIENT = r'''
 """A program that knows nothing of us: its own prompt, two tools, plain HTTP. Its day and its tools are in day.json."""
-import json, os, pathlib, sys, urllib.request
+import json, os, pathlib, sys, time, urllib.error, urllib.request
 
 given = json.loads(pathlib.Path(__file__).with_name("day.json").read_text())
 tools = [
@@ -33,12 +33,20 @@ body = {
     "model": "gpt-any", "temperature": 0.3, "tools": tools,
     "messages": [{"role": "system", "content": system}, {"role": "user", "content": sys.argv[1]}],
 }
+def answered(request):
+    while True:  # it does not give up
+        try:
+            return json.load(urllib.request.urlopen(request))
+        except urllib.error.HTTPError:
+            time.sleep(0.05)
+
+
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
     {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json",
      "user-agent": "fixer/1.2 (linux; x64)"},
 )
-answer = json.load(urllib.request.urlopen(request))
+answer = answered(request)
 print(answer["choices"][0]["message"].get("content") or "")
 '''
 TOOLS = {"run": "Run a command.", "read": "Read a file."}
@@ -175,7 +183,7 @@ def test_a_run_is_served_to_its_own_harness_only(project: Path, tmp_path: Path) 
             await asyncio.gather(*visits)
 
     run_until_stopped(serve(False))
-    assert [answer.status_code for answer in heard] == [200, 409]
+    assert [answer.status_code for answer in heard] == [200, 403]
     error = heard[1].json()["error"]
     assert error["code"] == "harness_drift" and "+You are another." in error["message"]
     run_until_stopped(serve(True))

@@ -31,7 +31,9 @@ def test_the_splits_have_tasks_of_all_hops_and_corpora_of_their_own(environment:
     assert len(environment.train) == 24
     assert {name: len(tasks) for name, tasks in environment.held_out.items()} == {HELD_OUT: 12, UNSEEN_LAYOUT: 4}
     assert {task.kind for task in environment.train} == {"hops_1", "hops_2", "hops_3"}
-    assert [schema["function"]["name"] for schema in environment.schemas()] == [
+    toolbox = environment.make_tools(environment.train[0], 0, lambda event: None)
+    assert toolbox is not None
+    assert [schema["function"]["name"] for schema in toolbox.schemas] == [
         "search_corpus",
         "grep_corpus",
         "read_document",

@@ -16,6 +16,7 @@ from inspan.parity.watch import Watch
 from inspan.trace.records import Call, Session
 
 WRITTEN: Final = "⟨written by a model⟩"
+_REFUSED: Final = 403  # clients do not try again, as they do after 409
 _LEAST: Final = 8  # characters of an argument that is looked for inside a prompt: shorter ones are there by chance
 _SAMPLING: Final = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "stop",
@@ -39,7 +40,7 @@ class Observer:
         self._seen: set[tuple[Any, ...]] = set()
 
     def look(self, request: ModelRequest, session: Session, calls: Callable[[], Iterable[Call]], client: str) -> None:
-        """Look at a request of a session; `calls` gives those of the rollout so far. Raises `RequestError` (409) for
+        """Look at a request of a session; `calls` gives those of the rollout so far. Raises `RequestError` (403) for
         one that the watch refuses."""
         root = request.messages[0]
         system = root["content"] if root["role"] == "system" else ""
@@ -60,7 +61,7 @@ class Observer:
         try:
             self._watch.see(session.agent, face)
         except ParityError as error:
-            raise RequestError(error.what, status=409, code="harness_drift") from error
+            raise RequestError(error.what, status=_REFUSED, code="harness_drift") from error
         self._seen.add(key)
 
 

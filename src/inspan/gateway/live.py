@@ -154,7 +154,7 @@ class LiveRollout:
         raise RequestError(f"there is no model {name!r:.80}; models: {known}", status=404, code="model_not_found")
 
     def look(self, state: SessionState, request: ModelRequest, ask: Ask) -> None:
-        """Show a resolved request to whoever watches. Raises `RequestError` (409) when it is refused."""
+        """Show a resolved request to whoever watches. Raises `RequestError` (403) when it is refused."""
         if self._observer is not None:
             self._observer.look(request, state.record, self._settled_calls, ask.client)
 

@@ -4,6 +4,7 @@ called before a request is admitted, and raises `ParityError` when it is to be r
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +30,10 @@ class Watch(Protocol):
 
     def demand(self) -> None:
         """Raise the first refusal, if there was one."""
+        ...
+
+    async def refused(self) -> None:
+        """Return when something was refused."""
         ...
 
 
@@ -60,6 +65,10 @@ class Learning:
     def demand(self) -> None:
         """Nothing is refused."""
 
+    async def refused(self) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
     def state(self) -> dict[str, Any]:
         """All of it as plain data."""
         return {"id": self.id, "earlier": self.earlier[:-1], **self.fingerprint.as_json()}
@@ -86,6 +95,7 @@ class Guard:
     def __init__(self, trained: Fingerprint, setting: Mapping[str, Any]) -> None:
         self.trained = trained
         self._refused: ParityError | None = None
+        self._heard = asyncio.Event()
         if found := trained.differences(setting):
             raise refusal(found, trained)
 
@@ -99,12 +109,17 @@ class Guard:
         if found := self.trained.strange(role, face):
             error = refusal(found, self.trained)
             self._refused = self._refused or error
+            self._heard.set()
             raise error
 
     def demand(self) -> None:
         """Raise the first refusal."""
         if self._refused is not None:
             raise self._refused
+
+    async def refused(self) -> None:
+        """Return when something was refused."""
+        await self._heard.wait()
 
 
 class Drift(Learning):

@@ -255,6 +255,8 @@ class Runner:
         rivals: set[asyncio.Future[Any]] = {work, timer}
         if cancel is not None:
             rivals.add(asyncio.ensure_future(cancel.wait()))
+        if self.watch is not None:  # a program may try again for long
+            rivals.add(asyncio.ensure_future(self.watch.refused()))
         try:
             await asyncio.wait(rivals, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
