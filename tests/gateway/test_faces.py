@@ -23,13 +23,14 @@ from inspan.trace.records import Call, ToolCall
 @pytest.mark.parametrize(
     ("header", "name"),
     [
-        ("codex_cli_rs/0.60.1 (Ubuntu 22.4.0; x86_64) xterm", "codex_cli_rs/0.60.1 xterm"),
+        ("codex_cli_rs/0.60.1 (Ubuntu 22.4.0; x86_64) xterm", "codex_cli_rs/0.60.1"),
         ("claude-cli/2.0.14 (external, cli)", "claude-cli/2.0.14"),
         ("AsyncOpenAI/Python 3.57.0", ""),
         ("Anthropic/JS 0.61.2", ""),
         ("python-httpx/0.28.1", ""),
         ("python-httpx2/2.16.2", ""),
         ("nodeagent/1.0", "nodeagent/1.0"),
+        ("Agents/Python 0.24.0", "Agents/Python 0.24.0"),
         ("", ""),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from inspan.config import load
 from inspan.engine.base import SamplingParams
 from inspan.engine.scripted import ScriptedEngine
-from inspan.errors import ModelError, RecipeError
+from inspan.errors import ModelError, ParityError, RecipeError
 from inspan.gateway.base import Limits, Role
 from inspan.gateway.gateway import Gateway
 from inspan.gateway.render import ChatML, format_call
@@ -24,7 +24,7 @@ from inspan.rollout.run import RolloutJob, Runner
 from inspan.tasks.load import load_tasks
 from inspan.trace.chains import trained_chains
 from inspan.trace.records import Terminal
-from inspan.train import run
+from inspan.train import evaluate, run
 from inspan.train.probe import qwen_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
@@ -129,5 +129,12 @@ def test_a_policy_is_trained_through_a_client_and_every_invariant_holds(name, tm
     assert summary["verified"]["rollouts"] == 2 + 2 and summary["verified"]["logprobs"] > 0
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert (row["scored"], row["failed"], row["delivered_fraction"], row["unexplained_tokens"]) == (2, 0.0, 1.0, 0)
-    faces = json.loads((tmp_path / "fingerprint.json").read_text())["roles"]["main"]
-    assert any(tool["function"]["name"] == "bash" for face in faces for tool in face["tools"])
+    kept = json.loads((tmp_path / "fingerprint.json").read_text())
+    (face,) = kept["roles"]["main"]
+    assert "bash" in {tool.get("function", tool)["name"] for tool in face["tools"]}
+    recipe = load(RECIPES / f"{name}.toml", [*settings, 'eval.arms={ trained = { policy = "policy" } }'])
+    assert evaluate(recipe, run=tmp_path, progress=Silent())["fingerprint"] == kept["id"], "the same client, again"
+    face["tools"][0]["function"]["description"] = "Another one."
+    (tmp_path / "fingerprint.json").write_text(json.dumps(kept))
+    with pytest.raises(ParityError, match=r'-  "description": "Another one\."'):
+        evaluate(recipe, run=tmp_path, progress=Silent())

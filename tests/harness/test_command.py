@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from inspan.config.command import Command
 from inspan.errors import RecipeError
 from inspan.harness.base import Context, Endpoint
 from inspan.harness.command.run import CommandHarness, ProgramFailed, load, version
+from inspan.harness.command.workspace import Workspace
 from inspan.tasks.base import Task
 
 CONTEXT = Context(
@@ -134,12 +136,22 @@ async def test_an_answer_in_a_file():
         ("print('x')", {"pick": "json:a"}, "no line of its output is JSON"),
         ("print('x')", {"pick": "regex:y"}, "matches 'y'"),
         ("import sys; sys.exit('it broke')", {}, "ended with exit code 1: it broke"),
+        ("print('told here'); raise SystemExit(2)", {}, "ended with exit code 2: told here"),
         ("import os; os.kill(os.getpid(), 9)", {}, "ended with signal 9"),
     ],
 )
 async def test_what_is_no_answer_is_a_failure_that_says_why(code, fields, expected):
     with pytest.raises(ProgramFailed, match=expected):
         await answer(code, **fields)
+
+
+async def test_a_task_that_is_too_long_for_an_argument_is_told_how_to_be_given():
+    long = Task("t", "x" * 200_000, "x")
+    with pytest.raises(ProgramFailed, match=r"use \{task_file\} or stdin"):
+        await load(Command(argv=[sys.executable, "-c", "print(1)", "{task}"])).run(long, CONTEXT)
+    code = "import sys; print(len(sys.stdin.read()), len(open(sys.argv[1]).read()))"
+    made = Command(argv=[sys.executable, "-c", code, "{task_file}"], stdin="{task}")
+    assert await load(made).run(long, CONTEXT) == "200000 200000"
 
 
 async def test_other_exit_codes_may_be_no_failure():
@@ -185,10 +197,11 @@ async def test_what_a_program_leaves_behind_is_killed_when_it_ends():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes that leave their session are only found on Linux")
-async def test_a_cancelled_program_goes_with_all_it_started(tmp_path):
+@pytest.mark.parametrize("attack", ["", "os.kill(os.getppid(), 9)", "os.kill(os.getppid(), 19)"])
+async def test_a_cancelled_program_goes_with_all_it_started_even_if_it_kills_or_stops_who_watches_it(attack, tmp_path):
     marker = f"cancelled-{os.getpid()}"
     ready = tmp_path / "ready"
-    code = LEAVES.replace("MARK", marker).replace("READY", str(ready)) + f"time.sleep(300)  # {marker}"
+    code = LEAVES.replace("MARK", marker).replace("READY", str(ready)) + f"{attack}\ntime.sleep(300)  # {marker}"
     task = asyncio.ensure_future(answer(code, keep=False))
     await asyncio.to_thread(wait_for, ready.exists)
     task.cancel()
@@ -200,6 +213,37 @@ async def test_a_cancelled_program_goes_with_all_it_started(tmp_path):
 async def test_a_program_that_closes_its_output_and_ignores_its_input_is_waited_for():
     code = "import os, time; os.close(1); os.close(2); time.sleep(0.05); open('out', 'w').write('late')"
     assert await answer(code, answer="file", answer_file="out", stdin="x" * 1_000_000) == "late"
+
+
+async def test_a_workspace_that_is_given_up_while_it_is_filled_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    filling, go_on = threading.Event(), threading.Event()
+
+    def fill(workspace, task, template):
+        filling.set()
+        go_on.wait(30)
+        (workspace.place / "late").touch()
+
+    monkeypatch.setattr(Workspace, "fill", fill)
+    task = asyncio.ensure_future(answer("print(1)"))
+    await asyncio.to_thread(filling.wait, 30)
+    task.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_a_program_wrote_is_kept_with_its_workspace_also_when_it_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import os, time; os.write(1, b'said'); os.write(2, b'why'); open('ready', 'w'); time.sleep(300)"
+    task = asyncio.ensure_future(answer(code, keep=True))
+    await asyncio.to_thread(wait_for, lambda: list(tmp_path.glob("*/work/ready")))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (place,) = tmp_path.iterdir()
+    assert ((place / "stdout").read_text(), (place / "stderr").read_text()) == ("said", "why")
 
 
 async def test_a_workspace_that_was_made_read_only_is_removed_and_one_that_is_kept_stays(tmp_path, monkeypatch):

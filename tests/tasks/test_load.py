@@ -33,6 +33,7 @@ def test_texts_and_tables(tmp_path: Path) -> None:
         ('{"answer": "x"}', "prompt"),
         ('{"prompt": " ", "answer": "x"}', "prompt"),
         ('{"prompt": "x"}', "without an answer"),
+        ('{"prompt": "a\\ud800b", "answer": "x"}', "half of a surrogate pair"),
         ('{"prompt": "x", "answer": 3}', "a text or a list of rows"),
         ('{"prompt": "x", "answer": [["a", "b"]]}', "columns"),
         ('{"prompt": "x", "answer": [["a"]], "columns": ["a", "b"]}', "does not fit"),

@@ -53,7 +53,9 @@ class Command(Section):
     )
     ok_exits: list[int] = Field(default=[0], description="Exit codes that are no failure.")
     output_bytes: Positive = Field(default=4 * 1024 * 1024, description="Most bytes of an answer; beyond it a failure.")
-    keep: bool = Field(default=False, description="Leave the workspaces, to be looked at.")
+    keep: bool = Field(
+        default=False, description="Leave the workspaces, to be looked at, with what the programs wrote."
+    )
     install: str = Field(default="", description="How to install the program; told when it is missing.")
     threads: Annotated[Natural, Field(le=64)] = Field(
         default=1, description="OMP_NUM_THREADS of the program; 0: not set."

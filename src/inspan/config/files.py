@@ -35,6 +35,17 @@ def read_rows(path: Path, error: type[InputError], *, example: str) -> Iterator[
             row = json.loads(line)
         except (ValueError, RecursionError) as fault:
             raise error(f"not JSON: {fault}", where=where, hint=example) from None
+        if "\\u" in line and not _is_text(row):
+            raise error("half of a surrogate pair, which is no character", where=where, hint="save it as UTF-8")
         if not isinstance(row, dict):
             raise error(f"a line is an object, not a {type(row).__name__}", where=where, hint=example)
         yield number, where, row
+
+
+def _is_text(row: Any) -> bool:
+    """Whether what JSON spelled can be written as UTF-8."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

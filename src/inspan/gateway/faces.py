@@ -67,7 +67,8 @@ class Observer:
 def client_name(agent: str) -> str:
     """The agent that a user-agent header names, without what it says of the machine: "codex_cli_rs/0.60.1". "" where
     only a library is named."""
-    name = _COMMENT.sub("", agent).strip()
+    words = _COMMENT.sub("", agent).split()
+    name = " ".join(word for word in words if "/" in word or word[0].isdigit())  # others name a terminal, say
     return "" if _LIBRARY.fullmatch(name) else name
 
 

@@ -7,10 +7,11 @@ An exit code that is none of `ok_exits`, an answer that is not there and too muc
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from inspan.errors import RecipeError
 from inspan.harness.base import Context
 from inspan.harness.command.answer import diff, pick
 from inspan.harness.command.fill import fill
-from inspan.harness.command.process import Completed, execute
+from inspan.harness.command.process import Output, execute
 from inspan.harness.command.workspace import Workspace
 from inspan.tasks.base import Task
 
-_SAID = 300  # characters of stderr that an error quotes
+_SAID = 300  # characters of its output that an error quotes
 
 
 class ProgramFailed(RuntimeError):
@@ -39,8 +40,9 @@ class CommandHarness:
 
     async def run(self, task: Task, ctx: Context) -> str:
         """One rollout: workspace, program, answer."""
-        workspace = await asyncio.to_thread(Workspace.make, task, self.command.template)
+        workspace = Workspace.make()
         try:
+            await _finished(workspace.fill, task, self.command.template)
             return await self._answer(task, ctx, workspace)
         finally:
             if not self.command.keep:
@@ -57,22 +59,33 @@ class CommandHarness:
         file = find(argv[0], self.search, workspace.work)
         if file is None:
             raise ProgramFailed(f"there is no program {argv[0]}")
-        ended = await execute(
-            file,
-            argv,
-            env=self._environment(values, workspace),
-            cwd=workspace.work,
-            stdin=fill(command.stdin, values).encode(),
-            most=command.output_bytes,
-        )
-        if ended.code not in command.ok_exits:
-            raise ProgramFailed(f"{Path(argv[0]).name} ended with {_ending(ended)}")
+        output = Output(command.output_bytes)
+        program = Path(argv[0]).name
         try:
-            return await asyncio.to_thread(self._read, ended, workspace)
+            code = await execute(
+                file,
+                argv,
+                output,
+                env=self._environment(values, workspace),
+                place=workspace.place,
+                cwd=workspace.work,
+                stdin=fill(command.stdin, values).encode(),
+            )
+        except OSError as error:
+            if error.errno != errno.E2BIG:
+                raise
+            raise ProgramFailed("the task is too long to be an argument; use {task_file} or stdin") from None
+        finally:
+            if command.keep:
+                workspace.record(output.stdout, output.stderr)
+        if code not in command.ok_exits:
+            raise ProgramFailed(f"{program} ended with {_ending(code)}{_quoted(output)}")
+        try:
+            return await asyncio.to_thread(self._read, output, workspace)
         except ValueError as error:
-            raise ProgramFailed(f"{Path(argv[0]).name} left no answer: {error}{_quoted(ended.stderr)}") from None
+            raise ProgramFailed(f"{program} left no answer: {error}{_quoted(output)}") from None
 
-    def _read(self, ended: Completed, workspace: Workspace) -> str:
+    def _read(self, output: Output, workspace: Workspace) -> str:
         command = self.command
         if command.answer == "diff":
             text = diff(workspace.before, workspace.tree())
@@ -81,9 +94,9 @@ class CommandHarness:
             return text
         if command.answer == "file":
             return pick(workspace.read(command.answer_file, command.output_bytes), command.pick)
-        if ended.overflowed:
+        if output.overflowed:
             raise ValueError(f"it wrote more than {command.output_bytes} bytes")
-        return pick(ended.stdout.decode("utf-8", "replace"), command.pick)
+        return pick(output.stdout.decode("utf-8", "replace"), command.pick)
 
     def _environment(self, values: Mapping[str, str], workspace: Workspace) -> dict[str, str]:
         """All that the program's environment holds."""
@@ -163,11 +176,22 @@ def _values(command: Command, task: Task, ctx: Context, workspace: Workspace) ->
     return values
 
 
-def _ending(ended: Completed) -> str:
-    how = f"signal {ended.code - 128}" if 128 < ended.code < 192 else f"exit code {ended.code}"
-    return how + _quoted(ended.stderr)
+async def _finished(work: Callable[..., None], *args: object) -> None:
+    """Do it in a thread, and when cancelled wait until the thread is out of what is then removed."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait({doing})
+        doing.exception()  # seen
+        raise
 
 
-def _quoted(stderr: bytes) -> str:
-    text = stderr.decode("utf-8", "replace").strip()
+def _ending(code: int) -> str:
+    return f"signal {code - 128}" if 128 < code < 192 else f"exit code {code}"
+
+
+def _quoted(output: Output) -> str:
+    """The end of what it said; some programs tell their errors on standard output."""
+    text = output.stderr.decode("utf-8", "replace").strip() or output.stdout.decode("utf-8", "replace").strip()
     return f": …{text[-_SAID:]}" if len(text) > _SAID else f": {text}" if text else ""

@@ -2,7 +2,8 @@
 
 It is the reaper of every process that descends from the program, also of those that leave its session or its group:
 when the program ends, when SIGTERM comes, and when the process that started it dies (`PR_SET_PDEATHSIG`), all of them
-are killed. It ends as the program did: with its exit code, or 128 + the signal that killed it.
+are killed. It ends as the program did: with its exit code, or 128 + the signal that killed it. When it is killed itself
+the program dies with it, and the rest is the starter's to find.
 
     supervise.py PID-OF-THE-STARTER FILE ARGV0 ARGV1...
 """
@@ -37,13 +38,21 @@ def descendants() -> list[int]:
 
 
 def kill_all() -> None:
-    """Kill and reap until nothing is left. A process that forks meanwhile is found in a later round."""
+    """Kill and reap until nothing is left. A process that forks meanwhile is found in a later round.
+
+    One that has become another user's (setuid) cannot be killed, and is not waited for.
+    """
     while True:
-        for process in descendants():
+        below, refused = descendants(), 0
+        for process in below:
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+            except PermissionError:
+                refused += 1
+        if below and refused == len(below):
+            return
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -62,6 +71,7 @@ def main(argv: list[str]) -> int:
         return 128 + signal.SIGTERM
     child = os.fork()
     if child == 0:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -4,6 +4,7 @@
 <place>/home    HOME
 <place>/tmp     TMPDIR
 <place>/task.*  the task
+<place>/stdout  with `keep`: what it wrote, also when it was killed; beside it stderr
 """
 
 from __future__ import annotations
@@ -34,26 +35,24 @@ class Workspace:
     before: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, task: Task, template: str) -> Workspace:
+    def make(cls) -> Workspace:
+        """An empty place."""
+        return cls(Path(tempfile.mkdtemp(prefix="inspan-")))
+
+    def fill(self, task: Task, template: str) -> None:
         """Directories, the template's files and the task's (`meta.files`: name → text)."""
-        made = cls(Path(tempfile.mkdtemp(prefix="inspan-")))
-        try:
-            if template:
-                shutil.copytree(template, made.work, symlinks=True)
-            for folder in (made.work, made.home, made.tmp):
-                folder.mkdir(exist_ok=True)
-            (made.place / "task.txt").write_text(task.prompt, encoding="utf-8")
-            told = {"id": task.id, "prompt": task.prompt, "kind": task.kind, "meta": dict(task.meta)}
-            (made.place / "task.json").write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
-            files = task.meta.get("files", {})
-            if not isinstance(files, Mapping):
-                raise TaskError("meta.files is a table of texts by name", where=task.id)
-            for name, text in files.items():
-                made.write(str(name), text, where=task.id)
-        except BaseException:
-            made.remove()
-            raise
-        return made
+        if template:
+            shutil.copytree(template, self.work, symlinks=True)
+        for folder in (self.work, self.home, self.tmp):
+            folder.mkdir(exist_ok=True)
+        (self.place / "task.txt").write_text(task.prompt, encoding="utf-8")
+        told = {"id": task.id, "prompt": task.prompt, "kind": task.kind, "meta": dict(task.meta)}
+        (self.place / "task.json").write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+        files = task.meta.get("files", {})
+        if not isinstance(files, Mapping):
+            raise TaskError("meta.files is a table of texts by name", where=task.id)
+        for name, text in files.items():
+            self.write(str(name), text, where=task.id)
 
     @property
     def work(self) -> Path:
@@ -96,6 +95,11 @@ class Workspace:
         if len(content) > most:
             raise ValueError(f"{name} has more than {most} bytes")
         return content.decode("utf-8", "replace")
+
+    def record(self, stdout: bytes | bytearray, stderr: bytes | bytearray) -> None:
+        """Keep what the program wrote beside its working directory."""
+        (self.place / "stdout").write_bytes(stdout)
+        (self.place / "stderr").write_bytes(stderr)
 
     def tree(self) -> dict[str, bytes]:
         """All files of the working directory by path. Raises ValueError when they are too many bytes."""
