@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,6 +11,8 @@ import pytest
 
 from inspan.cli.chat import ChatSettings, chat
 from inspan.errors import EngineError, InputError
+from inspan.retrieval.corpus import load_corpus
+from inspan.retrieval.index import update
 
 
 class Server(ThreadingHTTPServer):
@@ -118,6 +121,24 @@ def test_the_swarm_answers_through_its_sub_agent(server, corpus, capsys):
 def test_sub_agents_may_use_another_model(server, corpus):
     chat(ChatSettings("swarm", server.url, "?", model="big", subagent_model="small", corpus=corpus, quiet=True))
     assert [body["model"] for _, body in server.requests] == ["big", "small", "small", "big"]
+
+
+def test_the_search_agent_lists_chunks_of_a_folder_or_an_index(server, corpus, tmp_path_factory, capsys, monkeypatch):
+    def searcher(messages, parent):
+        found = [m["content"] for m in messages if m["role"] == "tool"]
+        if not found:
+            return {"content": None, "tool_calls": [call("s1", "search_corpus", query="Niger capital")]}
+        return {"content": "niger.md#0: it says so" if "[niger.md#0]" in found[0] else found[0]}
+
+    monkeypatch.setattr(sys.modules[__name__], "play", searcher)
+    index = tmp_path_factory.mktemp("index")
+    update(index, load_corpus(corpus))
+    for place in (corpus, index):
+        chat(ChatSettings("search", server.url, "What is the capital of Niger?", corpus=place, limit=2000))
+        assert capsys.readouterr().out == "niger.md#0: it says so\n"
+    assert "[Token usage: " in server.requests[-1][1]["messages"][-1]["content"]
+    with pytest.raises(InputError, match="needs a corpus"):
+        chat(ChatSettings("search", server.url, "What is the capital of Niger?"))
 
 
 def test_one_of_several_models_must_be_named(server):

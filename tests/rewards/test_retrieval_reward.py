@@ -223,6 +223,17 @@ def test_the_ranked_answer_is_read_as_models_write_it(text: str, ids: list[str])
     assert [row.id for row in parse_ranked(text)] == ids
 
 
+def test_known_ids_may_hold_spaces_and_colons() -> None:
+    known = ["my notes.md#1", "my notes.md#12", "a:b#0"]
+    text = "1. my notes.md#12: here\n- [a:b#0]: there\nmy notes.md#1\nk17: other"
+    assert parse_ranked(text, known) == [
+        ("my notes.md#12", "here"),
+        ("a:b#0", "there"),
+        ("my notes.md#1", ""),
+        ("k17", "other"),
+    ]
+
+
 @given(st.text())
 def test_reading_an_answer_never_raises(text: str) -> None:
     ids = [row.id for row in parse_ranked(text)]

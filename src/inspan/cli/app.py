@@ -94,19 +94,24 @@ def evaluate(
 
 @app.command()
 def chat(
-    agent: Annotated[str, typer.Argument(help="swarm or single.", show_default=False)],
+    agent: Annotated[str, typer.Argument(help="swarm, single or search.", show_default=False)],
     base_url: Annotated[str, typer.Option(help="An OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1.")],
     question: Annotated[str, typer.Option(help="What to ask.")],
     api_key: Annotated[str | None, typer.Option(help="Default: $OPENAI_API_KEY.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Default: the server's only model.", show_default=False)] = None,
     subagent_model: Annotated[str | None, typer.Option(help="Default: the same model.", show_default=False)] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="Folder of texts, or JSONL of documents, to search.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder of texts, JSONL of documents, or (search) an index of them.", show_default=False),
     ] = None,
     critical_steps: Annotated[int, typer.Option(min=1, help="The budget.")] = 14,
     width: Annotated[int, typer.Option(min=1, help="Concurrent sub-agents.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show tool calls.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Tokens that the search agent may see; 0: 32,768.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json to count them by; default: an estimate.", show_default=False)
+    ] = None,
 ) -> None:
     """Ask a built-in agent one question, through any OpenAI-compatible server."""
     from inspan.cli.chat import ChatSettings
@@ -114,7 +119,19 @@ def chat(
 
     command(
         ChatSettings(
-            agent, base_url, question, api_key, model, subagent_model, corpus, critical_steps, width, max_tokens, quiet
+            agent,
+            base_url,
+            question,
+            api_key,
+            model,
+            subagent_model,
+            corpus,
+            critical_steps,
+            width,
+            max_tokens,
+            quiet,
+            limit,
+            tokenizer,
         )
     )
 

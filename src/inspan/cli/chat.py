@@ -35,6 +35,8 @@ class ChatSettings:
     width: int = 16
     max_tokens: int = 512
     quiet: bool = False
+    limit: int = 0  # of the search agent's view, in tokens; 0: Context-1's
+    tokenizer: Path | None = None  # to count them by; None: an estimate
 
 
 def chat(settings: ChatSettings) -> None:
@@ -52,19 +54,14 @@ async def ask(settings: ChatSettings) -> str:
 
     from inspan.harness import single, swarm
     from inspan.harness.base import Context, Endpoint
-    from inspan.harness.tools import Library, LibraryTools
-    from inspan.retrieval.corpus import load_corpus
+    from inspan.harness.search import agent as search
     from inspan.tasks.base import Task
 
-    agents = {"swarm": swarm.run, "single": single.run}
+    agents = {"swarm": swarm.run, "single": single.run, "search": search.run}
     if settings.agent not in agents:
         raise InputError(f"unknown agent {settings.agent!r}", hint=f"known: {', '.join(agents)}")
     events: list = []
-    tools = None
-    if settings.corpus is not None:
-        tools = LibraryTools(
-            Library.of(load_corpus(settings.corpus)), snippet_chars=160, on_event=_Teller(settings.quiet)
-        )
+    tools = _tools(settings)
     key = settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
     where = settings.base_url
     _check(where, key, [settings.question, settings.model or "", settings.subagent_model or ""])
@@ -74,9 +71,8 @@ async def ask(settings: ChatSettings) -> str:
         first = Endpoint(where, key, model)
         second = Endpoint(where, key, settings.subagent_model or model)
         endpoints = {"main": first, "orchestrator": first, "subagent": second}
-        context = Context(
-            endpoints, tools, settings.critical_steps, None, settings.max_tokens, {"width": settings.width}, events
-        )
+        options = _options(settings)
+        context = Context(endpoints, tools, settings.critical_steps, None, settings.max_tokens, options, events)
         answer = await agents[settings.agent](Task("chat", settings.question, None), context)
     except openai.APIConnectionError as error:
         raise InputError(
@@ -93,6 +89,29 @@ async def ask(settings: ChatSettings) -> str:
     if not answer.strip():
         raise EngineError("the model gave an empty answer", where=where, hint="ask again, or raise --max-tokens")
     return answer
+
+
+def _tools(settings: ChatSettings) -> Any:
+    """The tools over the corpus, if there is one; the search agent cannot do without."""
+    from inspan.harness.search.corpus_tools import CorpusTools
+    from inspan.harness.tools import Library, LibraryTools
+    from inspan.retrieval.corpus import load_corpus
+    from inspan.retrieval.memory import open_corpus
+
+    if settings.agent == "search":
+        if settings.corpus is None:
+            raise InputError("the search agent needs a corpus", hint="give --corpus: documents, or an index of them")
+        return CorpusTools(open_corpus(settings.corpus), on_event=_Teller(settings.quiet))
+    if settings.corpus is None:
+        return None
+    return LibraryTools(Library.of(load_corpus(settings.corpus)), snippet_chars=160, on_event=_Teller(settings.quiet))
+
+
+def _options(settings: ChatSettings) -> dict[str, Any]:
+    from inspan.config.search import Search
+
+    options: dict[str, Any] = {"width": settings.width, "search": Search(limit=settings.limit)}
+    return options | ({"tokenizer": str(settings.tokenizer)} if settings.tokenizer else {})
 
 
 def _check(where: str, key: str, texts: Sequence[str]) -> None:

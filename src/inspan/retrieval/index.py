@@ -29,6 +29,7 @@ from inspan.retrieval.base import Chunk, Hit
 from inspan.retrieval.bm25 import MAX_QUERY_TERMS, terms
 from inspan.retrieval.chunks import spans, tokens
 from inspan.retrieval.corpus import Document
+from inspan.retrieval.patterns import linear
 
 VERSION: Final = 1
 CHUNK_TOKENS: Final = 256
@@ -198,14 +199,7 @@ class Index:
 
     def grep(self, pattern: str, count: int, *, exclude: Collection[str] = ()) -> list[Hit]:
         """The first `count` chunks that a regular expression matches, in linear time (RE2). Raises `InputError`."""
-        try:
-            import re2
-        except ImportError:
-            raise InputError("regular expressions need google-re2", hint="pip install 'inspan[retrieval]'") from None
-        try:
-            expression = re2.compile(pattern)
-        except (re2.error, TypeError, ValueError, UnicodeError) as error:
-            raise InputError(f"bad pattern: {error}") from None
+        expression = linear(pattern)
         hits: list[Hit] = []
         left_out = set(exclude)
         for id, document, start, size, text in self._db.execute(f"{_CHUNK} ORDER BY number"):

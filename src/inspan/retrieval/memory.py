@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from inspan.errors import CorpusError, InputError
-from inspan.retrieval.base import Chunk, Hit
+from inspan.retrieval.base import Chunk, Hit, Retriever
 from inspan.retrieval.bm25 import Bm25Index
-from inspan.retrieval.corpus import Document
+from inspan.retrieval.chunks import spans, tokens
+from inspan.retrieval.corpus import Document, load_corpus
+from inspan.retrieval.index import CHUNK_TOKENS, Index
+from inspan.retrieval.patterns import linear
 from inspan.tasks.retrieval.passages import Passage
 
 
@@ -32,10 +35,7 @@ class MemoryIndex:
 
     def grep(self, pattern: str, count: int, *, exclude: Collection[str] = ()) -> list[Hit]:
         """The first `count` chunks that a regular expression matches. Raises InputError for a bad pattern."""
-        try:
-            expression = re.compile(pattern)
-        except re.error as error:
-            raise InputError(f"bad pattern: {error}") from None
+        expression = linear(pattern)
         found = (chunk for chunk in self._chunks.values() if chunk.id not in exclude and expression.search(chunk.text))
         return [Hit(chunk, 1.0) for chunk, _ in zip(found, range(count), strict=False)]
 
@@ -53,5 +53,25 @@ class MemoryIndex:
 
 
 def index_passages(passages: Iterable[Passage]) -> MemoryIndex:
-    """The passages of a program-made corpus as chunks; their tokens are estimated as four characters each."""
-    return MemoryIndex([Chunk(p.id, p.document, p.text, 0, -(-len(p.text) // 4)) for p in passages])
+    """The passages of a program-made corpus as chunks."""
+    return MemoryIndex([Chunk(p.id, p.document, p.text, 0, tokens(p.text)) for p in passages])
+
+
+def index_documents(documents: Iterable[Document], *, most: int = CHUNK_TOKENS) -> MemoryIndex:
+    """Documents cut into chunks, with the ids that an index on disk would give them. Raises CorpusError."""
+    chunks = [
+        Chunk(f"{one.id}#{part}", one.id, one.text[begin:end], begin, tokens(one.text[begin:end]))
+        for one in documents
+        for part, (begin, end) in enumerate(spans(one.text, most))
+    ]
+    return MemoryIndex(chunks)
+
+
+def open_corpus(path: str | Path) -> Retriever:
+    """A corpus to search in: an index that `inspan index` made, or a folder or JSONL of documents, indexed in memory.
+
+    Raises CorpusError for what cannot be read.
+    """
+    if (Path(path) / "manifest.json").is_file():
+        return Index(path)
+    return index_documents(load_corpus(path))

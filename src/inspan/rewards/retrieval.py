@@ -62,7 +62,7 @@ def trajectory_of(rollout: Rollout) -> Trajectory:
         prunes.append(len(event.data.get("pruned", ())) if event.name == "prune_chunks" else -1)
     trainable = {session.id for session in rollout.sessions if session.trainable}
     turns = sum(call.session in trainable or not trainable for call in rollout.calls)
-    output = tuple(row.id for row in parse_ranked(rollout.answer or ""))
+    output = tuple(row.id for row in parse_ranked(rollout.answer or "", documents))
     return Trajectory(tuple(documents), tuple(pruned), output, documents, tuple(prunes), turns)
 
 

@@ -14,7 +14,7 @@ from inspan.harness.search.corpus_tools import CorpusTools
 from inspan.harness.tools import Faults, Library, LibraryTools
 from inspan.retrieval.base import Retriever
 from inspan.retrieval.corpus import Document, load_corpus
-from inspan.retrieval.memory import index_passages
+from inspan.retrieval.memory import index_passages, open_corpus
 from inspan.tasks.base import Task
 from inspan.tasks.facts import atlas, questions
 from inspan.tasks.facts.world import INFOBOX, PROSE, UNSEEN, World, build
@@ -118,9 +118,13 @@ def _own(recipe: Recipe) -> Environment:
     """A user's tasks: those marked `"split": "held_out"` are held out, else the last fifth of them."""
     section = recipe.tasks
     tasks = load_tasks(section.path)
-    libraries = {}
+    libraries: dict[str, Library] = {}
+    corpora: dict[str, Retriever] = {}
     if section.corpus:
-        libraries["corpus"] = Library.of(load_corpus(section.corpus))
+        if "search" in (recipe.harness, *(arm.harness for arm in recipe.eval.arms.values())):
+            corpora["corpus"] = open_corpus(section.corpus)
+        else:
+            libraries["corpus"] = Library.of(load_corpus(section.corpus))
         tasks = [_in_library(task, "corpus") for task in tasks]
     marked = [task for task in tasks if task.meta.get("split") == HELD_OUT]
     train = [task for task in tasks if task.meta.get("split") != HELD_OUT]
@@ -130,4 +134,5 @@ def _own(recipe: Recipe) -> Environment:
     if not train:
         raise TaskError("no task is left to train on", where=section.path, hint="mark fewer of them as held_out")
     options = {"snippet_chars": section.snippet_chars} if section.corpus else {}
-    return Environment(train, {HELD_OUT: marked or train}, section.fail_rate, libraries, options)
+    held_out = {HELD_OUT: marked or train}
+    return Environment(train, held_out, section.fail_rate, libraries, options, corpora, recipe.search)

@@ -72,7 +72,7 @@ async def held_out_figures(stack: Stack, name: str) -> dict[str, float]:
 
 def _arm_roles(recipe: Recipe, spec: str, policy: str) -> list[Role]:
     """The roles of an arm: what the recipe trains runs on the arm's policy, what is frozen stays as at the end."""
-    if spec == "single":
+    if spec in ("single", "search"):
         return [Role("main", policy, False)]
     roles = roles_at(recipe.agents, 1.0)
     return [replace(role, policy=policy if role.trainable else role.policy, trainable=False) for role in roles]

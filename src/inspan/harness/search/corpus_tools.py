@@ -75,7 +75,7 @@ class CorpusTools:
         return list(SCHEMAS)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str, session: str = "") -> str:
-        """Run a tool for an agent that keeps no account of what it saw."""
+        """Run a tool for an agent that keeps no account of what it saw; a sub-agent's session is named by its task."""
         found = self.find(name, arguments, Want(focus=session), call_id=call_id, session=session)
         return "\n".join([*(shown(chunk) for chunk in found.chunks), *([found.text] if found.text else [])])
 

@@ -7,9 +7,12 @@ the id, an id alone on its line, code fences and prose without an id.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
-_LINE = re.compile(r"(?:[-*•]\s+|\d+[.)]\s+)?[\[`*\"']*([^\s:\[\]`*\"'|]+)[\]`*\"']*\s*(?:[:|–—]+\s*(.*))?")
+_BULLET = re.compile(r"(?:[-*•]\s+|\d+[.)]\s+)?[\[`*\"']*")
+_LINE = re.compile(r"([^\s:\[\]`*\"'|]+)[\]`*\"']*\s*(?:[:|–—]+\s*(.*))?")
+_REST = re.compile(r"[\]`*\"']*\s*(?:[:|–—]+\s*(.*))?")
 
 
 class Ranked(NamedTuple):
@@ -19,14 +22,27 @@ class Ranked(NamedTuple):
     why: str
 
 
-def parse_ranked(text: str) -> list[Ranked]:
-    """The chunks of an answer in its order, each once (a chunk that comes again keeps its first place)."""
+def parse_ranked(text: str, known: Collection[str] = ()) -> list[Ranked]:
+    """The chunks of an answer in its order, each once (a chunk that comes again keeps its first place).
+
+    `known` are ids that may hold spaces or colons: a line that begins with one of them means it.
+    """
     found: dict[str, Ranked] = {}
-    for line in text.splitlines():
-        match = _LINE.fullmatch(line.strip())
-        if match and not line.strip().startswith("```"):
-            found.setdefault(match[1], Ranked(match[1], (match[2] or "").strip()))
+    for line in map(str.strip, text.splitlines()):
+        row = None if line.startswith("```") else _read(line, known)
+        if row is not None:
+            found.setdefault(row.id, row)
     return list(found.values())
+
+
+def _read(line: str, known: Collection[str]) -> Ranked | None:
+    marked = _BULLET.match(line)
+    rest = line[marked.end() if marked else 0 :]
+    for id in sorted((id for id in known if rest.startswith(id)), key=len, reverse=True):
+        if match := _REST.fullmatch(rest, len(id)):
+            return Ranked(id, (match[1] or "").strip())
+    match = _LINE.fullmatch(rest)
+    return Ranked(match[1], (match[2] or "").strip()) if match else None
 
 
 def format_ranked(rows: list[Ranked]) -> str:
