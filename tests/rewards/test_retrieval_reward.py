@@ -209,7 +209,9 @@ def test_malformed_evidence_is_refused(meta: dict[str, Any]) -> None:
     "text, ids",
     [
         ("k17.2: because\nb03.1: bridge", ["k17.2", "b03.1"]),
+        ("It is there [k17.2]\n2) A bridge: so it says [b03.1].", ["k17.2", "b03.1"]),
         ("1. k17.2: because\n2) b03.1 - bridge", ["k17.2"]),
+        ("[k17.2]\nsee a.md [docs/my a.md#3]", ["k17.2", "docs/my a.md#3"]),
         ("- [k17.2]: because\n* `b03.1`: x", ["k17.2", "b03.1"]),
         ("k17.2\nb03.1", ["k17.2", "b03.1"]),
         ("Here is what I found:\nk17.2: a\nk17.2: again", ["k17.2"]),

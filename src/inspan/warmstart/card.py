@@ -53,16 +53,15 @@ def write_card(
     recipe: WarmstartRecipe,
     about: About,
     held_out: Mapping[str, Mapping[str, float]],
-    parameters: int,
+    shape: str,
     command: str,
 ) -> None:
-    """Write `README.md` beside the weights. `command` is what made them."""
-    shape = recipe.shape
+    """Write `README.md` beside the weights. `shape` says how large they are, `command` is what made them."""
     phases = "\n".join(f"| {p.name} | {p.kind} | {p.steps} | {p.lr:g} → {p.lr * p.floor:g} |" for p in recipe.phases)
     accuracy = "\n".join(f"| {name} | {row['token']:.3f} | {row['trajectory']:.3f} |" for name, row in held_out.items())
     text = f"""# {recipe.name}
 
-A Llama of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, vocabulary {shape.vocabulary}) that
+A Llama of {shape} that
 stands for the strong base model of the published recipes: {about.knows}
 
 Made by `{command}` (seed {recipe.seed}); the data and their order follow from recipe and seed.

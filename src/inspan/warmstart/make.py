@@ -74,7 +74,7 @@ def run(
     model.save_pretrained(target)
     save_tokenizer(tokenizer, target)
     command = " ".join([f"inspan warmstart recipes/base/{path.name}", *(f"--set {text}" for text in overrides)])
-    write_card(target, recipe, family.about(), accuracies(model, held_out), parameters(model), command)
+    write_card(target, recipe, family.about(), accuracies(model, held_out), shape_of(model), command)
     return target
 
 
@@ -216,9 +216,11 @@ def new_model(recipe: WarmstartRecipe, vocabulary: int) -> Any:
     return LlamaForCausalLM(config)
 
 
-def parameters(model: Any) -> int:
-    """The number of parameters, tied ones once."""
-    return sum(p.numel() for p in model.parameters())
+def shape_of(model: Any) -> str:
+    """The number of parameters (tied ones once) and the shape, in words."""
+    count, config = sum(p.numel() for p in model.parameters()), model.config
+    layers, width, vocabulary = config.num_hidden_layers, config.hidden_size, config.vocab_size
+    return f"{count:,} parameters ({layers} layers, width {width}, vocabulary {vocabulary})"
 
 
 def _phase(recipe: WarmstartRecipe, section: PhaseSection, family: Family, renderer: ChatML, vocabulary: int) -> Phase:

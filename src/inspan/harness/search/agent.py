@@ -1,7 +1,7 @@
 """The search agent of Context-1: given a question, a ranked list of the chunks that support its answer.
 
 It searches, and prunes what it does not need, under a budget of tokens (`[search]` of the recipe). It does not answer
-the question: its answer is a line `chunk-id: why` for each chunk, the best first. Works against any OpenAI-compatible
+the question: its answer is a line `why [chunk-id]` for each chunk, the best first. Works against any OpenAI-compatible
 server. `search` is the same agent as a part of another one: a sub-agent speaks in a role of its own and on behalf of
 its parent's tool call.
 """
@@ -20,7 +20,7 @@ from inspan.tasks.base import Task
 SYSTEM = (
     "You find the chunks of a corpus that support the answer to a question; you do not answer it yourself. Search, "
     "follow up what you find, and prune chunks that are not needed: your context is limited. When every step of the "
-    "question is supported, answer with one line for each supporting chunk, the best first: `chunk-id: why`."
+    "question is supported, answer with one line for each supporting chunk, the best first: `why [chunk-id]`."
 )
 PRUNE = {
     "type": "function",

@@ -1,7 +1,8 @@
 """Reading a ranked list of chunks. Contract: pure; never raises on what a model may write.
 
-The form is one line a chunk, `chunk-id: why`, the best first. Tolerated: bullets, numbers, brackets and quotes around
-the id, an id alone on its line, code fences and prose without an id.
+The form is one line a chunk, `why [chunk-id]`, the best first: the id stands where it stood when the chunk was shown.
+Tolerated: `chunk-id: why`, bullets, numbers and quotes around the id, an id alone on its line, code fences, and prose
+without an id.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
+_BEHIND = re.compile(r"(.*?)[\s:–—-]*\[([^\[\]]+)\][\s.`*]*")
 _BULLET = re.compile(r"(?:[-*•]\s+|\d+[.)]\s+)?[\[`*\"']*")
 _LINE = re.compile(r"([^\s:\[\]`*\"'|]+)[\]`*\"']*\s*(?:[:|–—]+\s*(.*))?")
 _REST = re.compile(r"[\]`*\"']*\s*(?:[:|–—]+\s*(.*))?")
@@ -41,10 +43,13 @@ def _read(line: str, known: Collection[str]) -> Ranked | None:
     for id in sorted((id for id in known if rest.startswith(id)), key=len, reverse=True):
         if match := _REST.fullmatch(rest, len(id)):
             return Ranked(id, (match[1] or "").strip())
-    match = _LINE.fullmatch(rest)
-    return Ranked(match[1], (match[2] or "").strip()) if match else None
+    if match := _BEHIND.fullmatch(line):
+        return Ranked(match[2].strip(), match[1].strip())
+    if match := _LINE.fullmatch(rest):
+        return Ranked(match[1], (match[2] or "").strip())
+    return None
 
 
 def format_ranked(rows: list[Ranked]) -> str:
     """The list as `parse_ranked` reads it."""
-    return "\n".join(f"{row.id}: {row.why}" for row in rows)
+    return "\n".join(f"{row.why} [{row.id}]" for row in rows)
