@@ -65,6 +65,8 @@ def _print_verified(summary: dict) -> None:
     if checked:
         counts = ", ".join(f"{count:,} {what}" for what, count in checked.items() if what != "seconds")
         print(f"verified: {counts}; nothing broken; {checked['seconds']:.1f} s of checking")
+        if not checked["logprobs"] and "updates" in summary:
+            print("  but no log-prob was computed again: no update had a token to train on its own version's weights")
 
 
 def saved(folder: Path) -> str:
